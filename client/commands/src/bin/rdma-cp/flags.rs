@@ -2,9 +2,9 @@
 //! behind this file sees a flag.
 
 use crate::shared::connection::ConnectionFlags;
-use crate::shared::ending::FlagError;
+use crate::shared::exit::FlagError;
+use crate::shared::output::OutputFlags;
 use crate::shared::records::RecordFlags;
-use crate::shared::voice::VoiceFlags;
 use clap::Parser;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -151,7 +151,7 @@ pub struct Flags {
     pub records: RecordFlags,
 
     #[command(flatten)]
-    pub voice: VoiceFlags,
+    pub output: OutputFlags,
 
     #[command(flatten)]
     pub connection: ConnectionFlags,
@@ -198,7 +198,7 @@ impl Flags {
             };
         }
         match (places.pop(), places.is_empty()) {
-            (Some(Location::Pipe), false) if self.voice.json || self.digest => {
+            (Some(Location::Pipe), false) if self.output.json || self.digest => {
                 Err(FlagError::usage(
                     "--json and --digest print where the file goes",
                     Some("leave them out: the digest is told on standard error".into()),

@@ -6,16 +6,16 @@
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
 mod flags;
+mod observer;
 #[path = "../shared/mod.rs"]
 mod shared;
-mod show;
 
 use flags::{Flags, Task};
-use shared::ask;
-use shared::ending::{Exit, complain, interrupted, refused};
+use observer::CopyObserver;
+use shared::exit::{Exit, interrupt_signal, print_copy_error, print_error};
 use shared::records::Records;
 use shared::sanitize::clean;
-use show::Show;
+use shared::trust_prompt;
 use std::path::Path;
 use std::pin::pin;
 use std::process::ExitCode;
@@ -28,16 +28,16 @@ use verbatim_usage::{note, out, print_out};
 fn main() -> ExitCode {
     verbatim_control::forbid_core_dumps();
     let flags = verbatim_usage::parse::<Flags>();
-    flags.voice.start_logs();
+    flags.output.start_logs();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            return complain(
+            return print_error(
                 &format!("cannot start: {error}"),
                 None,
                 Exit::Failed,
-                flags.voice.json,
+                flags.output.json,
             );
         }
     };
@@ -48,31 +48,31 @@ fn main() -> ExitCode {
 }
 
 async fn run(flags: Flags) -> ExitCode {
-    let json = flags.voice.json && !flags.to_stdout();
+    let json = flags.output.json && !flags.to_stdout();
     let task = match flags.task() {
         Ok(task) => task,
-        Err(error) => return error.told(json),
+        Err(error) => return error.print(json),
     };
     match task {
         Task::List(remote) => {
             let session = match flags.session(&remote) {
                 Ok(session) => session,
-                Err(error) => return error.told(json),
+                Err(error) => return error.print(json),
             };
             let config_dir = session.connect.config_dir.clone();
-            let mut stop = pin!(interrupted());
-            let listed = ask::introduced(&config_dir, async || {
+            let mut stop = pin!(interrupt_signal());
+            let listed = trust_prompt::with_trust_prompt(&config_dir, async || {
                 // Not with -a, which is no walk where lists are asked for: as in ls.
                 let print = |entry| print_entry(&entry, json);
                 let listing = list(&remote, session.clone(), flags.recursive, print);
-                ask::unless_interrupted(stop.as_mut(), listing).await
+                trust_prompt::unless_interrupted(stop.as_mut(), listing).await
             });
             match listed.await {
                 Ok(failures) => {
-                    failures.iter().for_each(|failure| show::print_unlisted(failure, json));
+                    failures.iter().for_each(|failure| observer::print_unlisted(failure, json));
                     if failures.is_empty() { Exit::Done.into() } else { Exit::Failed.into() }
                 }
-                Err(error) => refused(&error, json),
+                Err(error) => print_copy_error(&error, json),
             }
         }
         Task::NewToken(path) => new_token(&path, &flags),
@@ -80,29 +80,29 @@ async fn run(flags: Flags) -> ExitCode {
             let session = server_of(&options).map(|remote| flags.session(remote));
             let mut session = match session {
                 Ok(Ok(session)) => session,
-                Ok(Err(error)) => return complain(&error.cause, error.hint, error.exit, json),
-                Err(error) => return refused(&error, json),
+                Ok(Err(error)) => return print_error(&error.cause, error.hint, error.exit, json),
+                Err(error) => return print_copy_error(&error, json),
             };
-            let records = match Records::begin(&flags.records) {
+            let records = match Records::open(&flags.records) {
                 Ok(records) => records,
-                Err(error) => return complain(&error, None, Exit::Usage, json),
+                Err(error) => return print_error(&error, None, Exit::Usage, json),
             };
             session.trace = records.trace();
-            let mut show = Show::new(&flags, options.rules.task);
+            let mut observer = CopyObserver::new(&flags, options.rules.task);
             let config_dir = session.connect.config_dir.clone();
-            let mut stop = pin!(interrupted());
-            let copied = ask::introduced(&config_dir, async || {
-                copy(&options, session.clone(), &mut show, stop.as_mut()).await
+            let mut stop = pin!(interrupt_signal());
+            let copied = trust_prompt::with_trust_prompt(&config_dir, async || {
+                copy(&options, session.clone(), &mut observer, stop.as_mut()).await
             });
             match copied.await {
                 Ok(summary) => {
-                    let exit = show.finish(&summary);
-                    records.end(Some(&summary), exit);
+                    let exit = observer.finish(&summary);
+                    records.finish(Some(&summary), exit);
                     exit.into()
                 }
                 Err(error) => {
-                    records.end_before(&error);
-                    refused(&error, json)
+                    records.finish_unstarted(&error);
+                    print_copy_error(&error, json)
                 }
             }
         }
@@ -114,16 +114,16 @@ fn new_token(path: &Path, flags: &Flags) -> ExitCode {
     let saved = ClientKey::generate().and_then(|key| key.save_new(path).map(|()| key.public()));
     let public = match saved {
         Ok(public) => public,
-        Err(error) => return complain(&error, error.hint(), Exit::Failed, flags.voice.json),
+        Err(error) => return print_error(&error, error.hint(), Exit::Failed, flags.output.json),
     };
     let line = format!("{public} {}", clean(&user_at_host()));
-    if flags.voice.json {
+    if flags.output.json {
         let path = path.display().to_string();
         out!("{}", serde_json::json!({ "event": "token", "path": path, "line": line }));
         return Exit::Done.into();
     }
     out!("{line}");
-    if !flags.voice.quiet {
+    if !flags.output.quiet {
         note!("on the server, add this line to authorized_keys in its state folder;");
         note!("here, give --token-file {} to be let in", path.display());
     }
@@ -131,7 +131,7 @@ fn new_token(path: &Path, flags: &Flags) -> ExitCode {
 }
 
 fn print_entry(entry: &Entry, json: bool) {
-    let (kind, slash) = show::kind_of(&entry.kind);
+    let (kind, slash) = observer::kind_of(&entry.kind);
     let path = entry.path.to_string();
     let taken = if json {
         let Entry { size, mode, mtime_ns, .. } = entry;

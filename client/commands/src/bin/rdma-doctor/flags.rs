@@ -2,8 +2,8 @@
 //! flag that has to be understood first.
 
 use crate::shared::connection::ConnectionFlags;
-use crate::shared::ending::FlagError;
-use crate::shared::voice::VoiceFlags;
+use crate::shared::exit::FlagError;
+use crate::shared::output::OutputFlags;
 use clap::Parser;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -87,7 +87,7 @@ pub struct Flags {
     pub root: PathBuf,
 
     #[command(flatten)]
-    pub voice: VoiceFlags,
+    pub output: OutputFlags,
 
     #[command(flatten)]
     pub connection: ConnectionFlags,
@@ -96,7 +96,7 @@ pub struct Flags {
 impl Flags {
     /// Which device, port and address the user names, and what the environment hints.
     pub fn wish(&self) -> Wish {
-        self.connection.carrier.wish()
+        self.connection.transport.wish()
     }
 
     /// Folders to look at as exports, by their whole names.
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_is_named_in_all_the_usual_ways() {
+    fn a_server_is_parsed_from_all_usual_notations() {
         let remote = |host: &str| {
             let flags = Flags::try_parse_from(["rdma-doctor", host]).expect("flags");
             flags.remote().ok().flatten().map(|remote| (remote.host, remote.port))

@@ -6,17 +6,17 @@
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
 mod flags;
+mod formats;
+mod probe_report;
+mod server_status;
 #[path = "../shared/mod.rs"]
 #[allow(dead_code)] // what only copies say
 mod shared;
-mod show;
-mod status;
-mod way;
 
 use flags::Flags;
-use shared::ask;
-use shared::ending::{Exit, FlagError, complain, interrupted};
-use shared::records::write_whole;
+use shared::exit::{Exit, FlagError, interrupt_signal, print_error};
+use shared::records::replace_file;
+use shared::trust_prompt;
 use std::pin::pin;
 use std::process::ExitCode;
 use verbatim_client::ClientError;
@@ -31,20 +31,20 @@ use verbatim_usage::{is_all_taken, note, out};
 fn main() -> ExitCode {
     verbatim_control::forbid_core_dumps();
     let flags = verbatim_usage::parse::<Flags>();
-    flags.voice.start_logs();
-    let json = flags.voice.json;
+    flags.output.start_logs();
+    let json = flags.output.json;
     if let Some(server) = &flags.server_status {
-        return status::show(server, json);
+        return server_status::print(server, json);
     }
     let remote = match flags.remote() {
         Ok(remote) => remote,
-        Err(error) => return error.told(json),
+        Err(error) => return error.print(json),
     };
     let mut facts = Facts::read(&flags.root, flags.wish(), flags.exports(), flags.pause());
-    let found = match remote.map(|remote| try_server(&flags, &remote, &facts.machine)) {
+    let found = match remote.map(|remote| probe_server(&flags, &remote, &facts.machine)) {
         None => None,
         Some(Ok(found)) => Some(found),
-        Some(Err(error)) => return error.told(json),
+        Some(Err(error)) => return error.print(json),
     };
     // What is chosen depends on who is to be reached.
     let local = found.as_ref().and_then(|found| found.route.as_ref()?.local);
@@ -53,29 +53,33 @@ fn main() -> ExitCode {
     if let Some(found) = &found {
         report.add(findings(found, &report.facts.machine));
     }
-    tell(&flags, &report, found.as_ref())
+    print_report(&flags, &report, found.as_ref())
 }
 
 /// Tries the way to a server.
-fn try_server(flags: &Flags, remote: &Remote, machine: &Machine) -> Result<Examination, FlagError> {
+fn probe_server(
+    flags: &Flags,
+    remote: &Remote,
+    machine: &Machine,
+) -> Result<Examination, FlagError> {
     let session = flags.connection.session(remote, None, false)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
         runtime.map_err(|error| FlagError::usage(format!("cannot start: {error}"), None))?;
     let config_dir = session.connect.config_dir.clone();
     let examined = runtime.block_on(async {
-        let mut stop = pin!(interrupted());
+        let mut stop = pin!(interrupt_signal());
         let attempt = async || {
             let examined = examine(&session, &remote.path, machine, flags.disk.clone());
             let examined =
                 async { examined.await.map_err(ClientError::from).map_err(CopyError::from) };
-            ask::unless_interrupted(stop.as_mut(), examined).await
+            trust_prompt::unless_interrupted(stop.as_mut(), examined).await
         };
-        ask::introduced(&config_dir, attempt).await
+        trust_prompt::with_trust_prompt(&config_dir, attempt).await
     });
     // A probe that hangs is left behind.
     runtime.shutdown_background();
-    examined.or_else(|error| match Exit::because_of(&error) {
+    examined.or_else(|error| match Exit::of_error(&error) {
         exit @ Exit::Interrupted => {
             Err(FlagError { cause: error.to_string(), hint: error.hint(), exit })
         }
@@ -88,11 +92,11 @@ fn try_server(flags: &Flags, remote: &Remote, machine: &Machine) -> Result<Exami
 }
 
 /// Prints what was asked for, and ends as the report does.
-fn tell(flags: &Flags, report: &Report, found: Option<&Examination>) -> ExitCode {
+fn print_report(flags: &Flags, report: &Report, found: Option<&Examination>) -> ExitCode {
     if let Some(path) = &flags.prom
-        && let Err(error) = write_whole(path, &show::metrics(report))
+        && let Err(error) = replace_file(path, &formats::metrics(report))
     {
-        return complain(&error, None, Exit::Connect, flags.voice.json);
+        return print_error(&error, None, Exit::Connect, flags.output.json);
     }
     if flags.env {
         match &report.chosen {
@@ -103,19 +107,19 @@ fn tell(flags: &Flags, report: &Report, found: Option<&Examination>) -> ExitCode
         }
     } else if flags.fix_script {
         out!("{}", fix_script(&report.findings).trim_end());
-    } else if flags.voice.json {
-        out!("{}", show::json(report, found));
-    } else if !flags.voice.quiet && flags.prom.is_none() {
-        let way = found.map(way::text).unwrap_or_default();
-        out!("{}", report.text(&way).trim_end());
+    } else if flags.output.json {
+        out!("{}", formats::json(report, found));
+    } else if !flags.output.quiet && flags.prom.is_none() {
+        let probe = found.map(probe_report::text).unwrap_or_default();
+        out!("{}", report.text(&probe).trim_end());
     }
-    ended(report.exit(), flags.voice.json)
+    checked_exit(report.exit(), flags.output.json)
 }
 
 /// Ends so, unless what was printed reached nobody: that must not look like a machine that is well.
-fn ended(exit: u8, json: bool) -> ExitCode {
+fn checked_exit(exit: u8, json: bool) -> ExitCode {
     match is_all_taken() {
         true => exit.into(),
-        false => complain(&"cannot write to standard output", None, Exit::Connect, json),
+        false => print_error(&"cannot write to standard output", None, Exit::Connect, json),
     }
 }

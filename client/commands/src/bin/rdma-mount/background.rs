@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode, Stdio};
 use verbatim_usage::out;
 
 /// What the process in the background says when the mount stands.
-const WORD: &str = "mounted";
+const READY_LINE: &str = "mounted";
 
 /// Starts the process in the background; returns when its mount stands, or it ended.
 pub fn start() -> io::Result<ExitCode> {
@@ -25,7 +25,7 @@ pub fn start() -> io::Result<ExitCode> {
     // Everything it waits for has a deadline, so this ends.
     for line in BufReader::new(output).lines() {
         match line? {
-            line if line == WORD => return Ok(ExitCode::SUCCESS),
+            line if line == READY_LINE => return Ok(ExitCode::SUCCESS),
             // What it says with --json.
             line => out!("{line}"),
         }
@@ -43,14 +43,14 @@ pub fn open_log(path: Option<&Path>) -> io::Result<File> {
 }
 
 /// Says that the mount stands, and lets go of the terminal.
-pub fn stands(log: &File) -> io::Result<()> {
+pub fn report_mounted(log: &File) -> io::Result<()> {
     // Fails for the leader of a session, who has one already.
     let _ = setsid();
     // Where the one that was called is gone, nobody knows of this mount.
     let mut output = io::stdout();
-    writeln!(output, "{WORD}").and_then(|()| output.flush())?;
-    let nothing = File::open("/dev/null")?;
-    dup2_stdin(&nothing)?;
+    writeln!(output, "{READY_LINE}").and_then(|()| output.flush())?;
+    let null = File::open("/dev/null")?;
+    dup2_stdin(&null)?;
     dup2_stdout(log)?;
     dup2_stderr(log)?;
     // A folder that it was started in may be unmounted too.

@@ -3,8 +3,8 @@
 
 use crate::fstab;
 use crate::shared::connection::ConnectionFlags;
-use crate::shared::ending::FlagError;
-use crate::shared::voice::VoiceFlags;
+use crate::shared::exit::FlagError;
+use crate::shared::output::OutputFlags;
 use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -154,7 +154,7 @@ pub struct Flags {
     pub background: bool,
 
     #[command(flatten)]
-    pub voice: VoiceFlags,
+    pub output: OutputFlags,
 
     #[command(flatten)]
     pub connection: ConnectionFlags,
@@ -165,11 +165,13 @@ impl Flags {
     /// wrong by themselves.
     pub fn read() -> Result<Self, (FlagError, bool)> {
         let flags = verbatim_usage::parse::<Self>();
-        let words = fstab::words(&flags.mount_options, &Self::command());
-        let words = words.map_err(|error| (error, flags.voice.json))?;
+        let options = fstab::to_flags(&flags.mount_options, &Self::command());
+        let options = options.map_err(|error| (error, flags.output.json))?;
         let mut given = std::env::args_os();
         let name = given.next();
-        Ok(Self::parse_from(name.into_iter().chain(words.into_iter().map(Into::into)).chain(given)))
+        Ok(Self::parse_from(
+            name.into_iter().chain(options.into_iter().map(Into::into)).chain(given),
+        ))
     }
 
     /// What is mounted where, and how.
@@ -194,7 +196,7 @@ impl Flags {
             absolute.map_err(|error| FlagError::usage(format!("{what}: {error}"), None))
         };
         let mountpoint = whole("MOUNTPOINT", mountpoint)?;
-        let cache = self.cache.clone().unwrap_or_else(|| cache_of(&remote));
+        let cache = self.cache.clone().unwrap_or_else(|| default_cache(&remote));
         Ok(MountOptions {
             cache: whole("--cache", &cache)?,
             remote,
@@ -213,7 +215,7 @@ impl Flags {
 }
 
 /// Where what comes from there is kept.
-fn cache_of(remote: &Remote) -> PathBuf {
+fn default_cache(remote: &Remote) -> PathBuf {
     let set = std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty());
     let base =
         set.map(PathBuf::from).unwrap_or_else(|| match rustix::process::geteuid().is_root() {
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_must_be_on_a_server_and_a_cache_large_enough() {
+    fn a_source_must_be_remote_and_the_cache_large_enough() {
         let options = |source: &str| flags(&[source, "/mnt"]).expect("flags").options();
         let found = options("node7:/data/a").ok().expect("is one");
         assert_eq!((found.remote.port, found.cache_bytes), (20490, 16 << 30));

@@ -2,12 +2,12 @@
 //! of this command by another spelling, what every file system is told and this one
 //! need not hear, and what nobody knows. Pure; `flags` parses what comes out of it.
 
-use crate::shared::ending::FlagError;
+use crate::shared::exit::FlagError;
 use clap::Command;
 
 /// What mount(8), mount.fuse and systemd say to every file system. This one is read-only, has
 /// no devices and no setuid whatever is said, and keeps no access times.
-const HEARD: [&str; 31] = [
+const IGNORED: [&str; 31] = [
     "ro",
     "rw",
     "defaults",
@@ -42,17 +42,18 @@ const HEARD: [&str; 31] = [
 ];
 
 /// What they say with something behind it.
-const HEARD_FROM: [&str; 3] = ["x-", "X-", "comment="];
+const IGNORED_PREFIXES: [&str; 3] = ["x-", "X-", "comment="];
 
 /// Flags that are no options of a mount.
 const NOT_OPTIONS: [&str; 4] = ["status", "background", "help", "version"];
 
 /// The flags that options stand for: `cache_size=64G` is `--cache-size=64G`.
-pub fn words(options: &[String], command: &Command) -> Result<Vec<String>, FlagError> {
-    let mut words = Vec::new();
-    for option in options.iter().flat_map(|given| apart(given)) {
-        let heard = HEARD.contains(&&*option) || HEARD_FROM.iter().any(|it| option.starts_with(it));
-        if heard || option.is_empty() {
+pub fn to_flags(options: &[String], command: &Command) -> Result<Vec<String>, FlagError> {
+    let mut flags = Vec::new();
+    for option in options.iter().flat_map(|given| split_options(given)) {
+        let is_ignored =
+            IGNORED.contains(&&*option) || IGNORED_PREFIXES.iter().any(|it| option.starts_with(it));
+        if is_ignored || option.is_empty() {
             continue;
         }
         let (name, value) = option.split_once('=').map_or((&*option, None), |(a, b)| (a, Some(b)));
@@ -64,21 +65,21 @@ pub fn words(options: &[String], command: &Command) -> Result<Vec<String>, FlagE
             let cause = format!("{name} is not an option of this file system");
             return Err(FlagError::usage(cause, Some(hint.into())));
         }
-        words.push(value.map_or(format!("--{flag}"), |value| format!("--{flag}={value}")));
+        flags.push(value.map_or(format!("--{flag}"), |value| format!("--{flag}={value}")));
     }
-    Ok(words)
+    Ok(flags)
 }
 
 /// The options of a list; a comma behind a backslash is part of one.
-fn apart(list: &str) -> Vec<String> {
+fn split_options(list: &str) -> Vec<String> {
     let mut options = vec![String::new()];
-    let mut letters = list.chars();
-    while let Some(letter) = letters.next() {
+    let mut chars = list.chars();
+    while let Some(char) = chars.next() {
         let last = options.last_mut().expect("there is one from the beginning");
-        match letter {
+        match char {
             ',' => options.push(String::new()),
-            '\\' => last.extend(letters.next()),
-            letter => last.push(letter),
+            '\\' => last.extend(chars.next()),
+            char => last.push(char),
         }
     }
     options
@@ -91,11 +92,11 @@ mod tests {
     use clap::CommandFactory;
 
     fn of(list: &str) -> Result<Vec<String>, String> {
-        words(&[list.to_owned()], &Flags::command()).map_err(|error| error.cause)
+        to_flags(&[list.to_owned()], &Flags::command()).map_err(|error| error.cause)
     }
 
     #[test]
-    fn what_every_file_system_is_told_is_heard_and_what_is_ours_becomes_a_flag() {
+    fn general_mount_options_are_ignored_and_our_options_become_flags() {
         let list = "rw,_netdev,nofail,x-systemd.automount,dev,suid,allow_other,noexec,\
                     cache_size=64G,fill,cache=/a\\,b,timeout=5";
         let flags = [
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_knows_is_refused_by_name() {
+    fn an_unknown_mount_option_is_refused_by_name() {
         for unknown in ["colour=red", "status=/mnt", "background", "allow_otter"] {
             let name = unknown.split('=').next().expect("has one");
             let refused = of(&format!("ro,{unknown}")).expect_err("is unknown");

@@ -8,16 +8,16 @@
 mod background;
 mod flags;
 mod fstab;
+mod reporting;
 #[path = "../shared/mod.rs"]
 #[allow(dead_code)] // what only copies say
 mod shared;
-mod show;
-mod stop;
-mod telling;
+mod status;
+mod stop_signal;
 
 use flags::Flags;
-use shared::ask;
-use shared::ending::{Exit, complain};
+use shared::exit::{Exit, print_error};
+use shared::trust_prompt;
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
@@ -31,20 +31,20 @@ fn main() -> ExitCode {
     verbatim_control::forbid_core_dumps();
     let flags = match Flags::read() {
         Ok(flags) => flags,
-        Err((error, json)) => return error.told(json),
+        Err((error, json)) => return error.print(json),
     };
-    let json = flags.voice.json;
+    let json = flags.output.json;
     if let Some(mountpoint) = &flags.status {
-        return show::status(mountpoint, json);
+        return status::print(mountpoint, json);
     }
     let options = match flags.options() {
         Ok(options) => options,
-        Err(error) => return error.told(json),
+        Err(error) => return error.print(json),
     };
     if !flags.foreground && !flags.background {
         return match background::start() {
             Ok(exit) => exit,
-            Err(error) => complain(
+            Err(error) => print_error(
                 &format!("cannot start in the background: {error}"),
                 None,
                 Exit::Failed,
@@ -52,12 +52,12 @@ fn main() -> ExitCode {
             ),
         };
     }
-    flags.voice.start_logs();
+    flags.output.start_logs();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            return complain(&format!("cannot start: {error}"), None, Exit::Failed, json);
+            return print_error(&format!("cannot start: {error}"), None, Exit::Failed, json);
         }
     };
     let exit = runtime.block_on(run(&flags, options));
@@ -67,19 +67,19 @@ fn main() -> ExitCode {
 }
 
 async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
-    let json = flags.voice.json;
+    let json = flags.output.json;
     let session = match flags.connection.session(&options.remote, None, true) {
         Ok(session) => session,
-        Err(error) => return error.told(json),
+        Err(error) => return error.print(json),
     };
-    let Told { metrics, port, log } = match Told::begin(flags).await {
-        Ok(told) => told,
+    let ReportTargets { metrics, port, log } = match ReportTargets::open(flags).await {
+        Ok(targets) => targets,
         Err(exit) => return exit,
     };
     let config_dir = session.connect.config_dir.clone();
     // Before anybody can see the mount: who is told to end after that must not leave it behind.
-    let mut stop = pin!(stop::told_to_end());
-    let started = ask::introduced(&config_dir, async || {
+    let mut stop = pin!(stop_signal::stop_signal());
+    let started = trust_prompt::with_trust_prompt(&config_dir, async || {
         match Mount::start(options.clone(), session.clone(), &mut stop).await {
             Err(MountError::Client(error)) => Err(CopyError::Client(error)),
             other => Ok(other),
@@ -88,82 +88,91 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
     let mount = match started.await {
         Ok(Ok(mount)) => mount,
         Ok(Err(error)) if error.is_interruption() => {
-            return complain(&error, None, Exit::Interrupted, json);
+            return print_error(&error, None, Exit::Interrupted, json);
         }
-        Ok(Err(error)) => return complain(&error, error.hint(), Exit::Failed, json),
-        Err(error) => return complain(&error, hint(&error), Exit::because_of(&error), json),
+        Ok(Err(error)) => return print_error(&error, error.hint(), Exit::Failed, json),
+        Err(error) => return print_error(&error, hint(&error), Exit::of_error(&error), json),
     };
-    if let Err(error) = stands(flags, &options, log.as_ref()) {
+    if let Err(error) = report_mounted(flags, &options, log.as_ref()) {
         // Nobody else would: it must not be left behind.
         let _ = mount.run_until(std::future::ready(())).await;
         let cause = format!("cannot go into the background: {error}");
-        return complain(&cause, None, Exit::Failed, json);
+        return print_error(&cause, None, Exit::Failed, json);
     }
     let status_handle = mount.status_handle();
     if let Some(port) = port {
         tracing::info!(address = %port.address(), "numbers are shown");
-        tokio::spawn(telling::show(status_handle.clone(), options.mountpoint.clone(), port));
+        tokio::spawn(reporting::serve_metrics(
+            status_handle.clone(),
+            options.mountpoint.clone(),
+            port,
+        ));
     }
-    let progress = json && !flags.background;
-    let mut progress = progress.then(|| telling::Progress::new(status_handle.clone()));
-    let telling = telling::tell(status_handle.clone(), metrics.clone(), progress.as_mut());
-    let stayed = tokio::select! {
-        stayed = mount.run_until(stop) => stayed,
-        () = telling => unreachable!("it tells for ever"),
+    let fill_reporter = json && !flags.background;
+    let mut fill_reporter =
+        fill_reporter.then(|| reporting::FillReporter::new(status_handle.clone()));
+    let reporting =
+        reporting::report(status_handle.clone(), metrics.clone(), fill_reporter.as_mut());
+    let ended = tokio::select! {
+        ended = mount.run_until(stop) => ended,
+        () = reporting => unreachable!("it tells for ever"),
     };
-    if let Some(progress) = &mut progress {
-        progress.tell();
+    if let Some(fill_reporter) = &mut fill_reporter {
+        fill_reporter.report();
     }
     if let Some(path) = &metrics {
-        telling::write(&status_handle, path);
+        reporting::write_metrics(&status_handle, path);
     }
-    match stayed {
+    match ended {
         Ok(()) => Exit::Done.into(),
-        Err(error) => complain(&error, error.hint(), Exit::Failed, json),
+        Err(error) => print_error(&error, error.hint(), Exit::Failed, json),
     }
 }
 
 /// Where a mount tells how it is. What cannot be told there is found out before it stands.
-struct Told {
+struct ReportTargets {
     metrics: Option<PathBuf>,
     port: Option<Port>,
     log: Option<File>,
 }
 
-impl Told {
-    async fn begin(flags: &Flags) -> Result<Self, ExitCode> {
-        let json = flags.voice.json;
+impl ReportTargets {
+    async fn open(flags: &Flags) -> Result<Self, ExitCode> {
+        let json = flags.output.json;
         // In the background this process is somewhere else.
         let metrics = flags.metrics_file.as_ref().map(std::path::absolute).transpose();
-        let metrics = metrics.map_err(|error| complain(&error, None, Exit::Usage, json))?;
+        let metrics = metrics.map_err(|error| print_error(&error, None, Exit::Usage, json))?;
         let log = flags.background.then(|| background::open_log(flags.log_file.as_deref()));
         let log = log.transpose().map_err(|error| {
             let path = flags.log_file.as_deref().unwrap_or_else(|| "/dev/null".as_ref());
             let cause = format!("cannot write the log to {}: {error}", path.display());
-            complain(&cause, None, Exit::Failed, json)
+            print_error(&cause, None, Exit::Failed, json)
         })?;
-        let port = match flags.metrics {
-            Some(address) => Some(
-                Port::bind(address)
-                    .await
-                    .map_err(|error| complain(&error, Some(error.hint()), Exit::Failed, json))?,
-            ),
-            None => None,
-        };
+        let port =
+            match flags.metrics {
+                Some(address) => Some(Port::bind(address).await.map_err(|error| {
+                    print_error(&error, Some(error.hint()), Exit::Failed, json)
+                })?),
+                None => None,
+            };
         Ok(Self { metrics, port, log })
     }
 }
 
 /// Says that the mount stands; in the background, where there is a log, nobody listens from then
 /// on.
-fn stands(flags: &Flags, options: &MountOptions, log: Option<&File>) -> std::io::Result<()> {
+fn report_mounted(
+    flags: &Flags,
+    options: &MountOptions,
+    log: Option<&File>,
+) -> std::io::Result<()> {
     if let Some(log) = log {
-        return background::stands(log);
+        return background::report_mounted(log);
     }
     let at = options.mountpoint.display().to_string();
     let mut output = std::io::stdout();
     // It stands, whoever listens.
-    let _ = match (flags.voice.json, flags.voice.quiet) {
+    let _ = match (flags.output.json, flags.output.quiet) {
         (true, _) => {
             let event = serde_json::json!({ "event": "mounted", "mountpoint": at });
             writeln!(output, "{event}")

@@ -2,9 +2,9 @@
 //! behind this file sees a flag.
 
 use crate::shared::connection::ConnectionFlags;
-use crate::shared::ending::FlagError;
+use crate::shared::exit::FlagError;
+use crate::shared::output::OutputFlags;
 use crate::shared::records::RecordFlags;
-use crate::shared::voice::VoiceFlags;
 use clap::{ArgAction, ArgMatches, FromArgMatches, Parser};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -165,7 +165,7 @@ pub struct Flags {
     pub records: RecordFlags,
 
     #[command(flatten)]
-    pub voice: VoiceFlags,
+    pub output: OutputFlags,
 
     #[command(flatten)]
     pub connection: ConnectionFlags,
@@ -180,22 +180,22 @@ impl Flags {
     pub fn read() -> Self {
         let matches = verbatim_usage::matches::<Self>();
         let mut flags = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-        flags.patterns = in_order(&matches);
+        flags.patterns = patterns_in_order(&matches);
         flags
     }
 
     /// Whether every change is printed.
-    pub fn itemizes(&self) -> bool {
-        self.dry_run || self.check || self.voice.verbose > 0
+    pub fn prints_changes(&self) -> bool {
+        self.dry_run || self.check || self.output.verbose > 0
     }
 
     /// Whether the trees are only compared.
-    pub fn checks(&self) -> bool {
+    pub fn is_check(&self) -> bool {
         self.check
     }
 
     /// Whether nothing is changed.
-    pub fn only_looks(&self) -> bool {
+    pub fn changes_nothing(&self) -> bool {
         self.check || self.dry_run
     }
 
@@ -235,7 +235,7 @@ impl Flags {
             filter,
             chosen,
             limit: self.max_delete.unwrap_or_default(),
-            dry_run: self.only_looks(),
+            dry_run: self.changes_nothing(),
             atomic: self.atomic,
             numeric_ids: self.numeric_ids,
             exact: false,
@@ -244,7 +244,7 @@ impl Flags {
 }
 
 /// The patterns of both flags in the order they were given; one that is included has a mark.
-fn in_order(matches: &ArgMatches) -> Vec<Vec<u8>> {
+fn patterns_in_order(matches: &ArgMatches) -> Vec<Vec<u8>> {
     let of = |flag: &str, mark: &[u8]| {
         let places = matches.indices_of(flag).into_iter().flatten();
         let texts = matches.get_many::<OsString>(flag).into_iter().flatten();

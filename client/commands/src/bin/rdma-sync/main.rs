@@ -7,15 +7,15 @@
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
 
 mod flags;
+mod observer;
 #[path = "../shared/mod.rs"]
 mod shared;
-mod show;
 
 use flags::Flags;
-use shared::ask;
-use shared::ending::{Exit, complain, interrupted, refused};
+use observer::SyncObserver;
+use shared::exit::{Exit, interrupt_signal, print_copy_error, print_error};
 use shared::records::Records;
-use show::Show;
+use shared::trust_prompt;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -27,15 +27,15 @@ use verbatim_client::sync::{server_of, sync};
 fn main() -> ExitCode {
     verbatim_control::forbid_core_dumps();
     let flags = Flags::read();
-    flags.voice.start_logs();
+    flags.output.start_logs();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            return complain(
+            return print_error(
                 &format!("cannot start: {error}"),
                 None,
                 Exit::Failed,
-                flags.voice.json,
+                flags.output.json,
             );
         }
     };
@@ -46,66 +46,66 @@ fn main() -> ExitCode {
 }
 
 async fn run(flags: &Flags) -> ExitCode {
-    let json = flags.voice.json;
+    let json = flags.output.json;
     if let Some(path) = &flags.wait {
         return match wait(path, Duration::from_secs(flags.wait_timeout)).await {
             Ok(_) => Exit::Done.into(),
-            Err(fault) => complain(&fault, None, Exit::Failed, json),
+            Err(fault) => print_error(&fault, None, Exit::Failed, json),
         };
     }
     let options = match flags.options() {
         Ok(options) => options,
-        Err(error) => return error.told(json),
+        Err(error) => return error.print(json),
     };
     let session = server_of(&options);
     let session = session.map(|remote| flags.connection.session(remote, None, true));
     let mut session = match session {
         Ok(Ok(session)) => session,
-        Ok(Err(error)) => return error.told(json),
-        Err(error) => return refused(&error, json),
+        Ok(Err(error)) => return error.print(json),
+        Err(error) => return print_copy_error(&error, json),
     };
-    let records = match Records::begin(&flags.records) {
+    let records = match Records::open(&flags.records) {
         Ok(records) => records,
-        Err(error) => return complain(&error, None, Exit::Usage, json),
+        Err(error) => return print_error(&error, None, Exit::Usage, json),
     };
     session.trace = records.trace();
-    let mut show = Show::new(flags);
+    let mut observer = SyncObserver::new(flags);
     let config_dir = session.connect.config_dir.clone();
     if flags.watch {
-        let stop = interruption();
+        let stop = interrupt_watch();
         let status = flags.status_file.clone();
-        let followed = ask::introduced(&config_dir, async || {
-            follow(&options, session.clone(), status.clone(), &mut show, stop.clone()).await
+        let followed = trust_prompt::with_trust_prompt(&config_dir, async || {
+            follow(&options, session.clone(), status.clone(), &mut observer, stop.clone()).await
         });
         return match followed.await {
             Ok(()) => {
-                records.end(None, Exit::Interrupted);
+                records.finish(None, Exit::Interrupted);
                 Exit::Interrupted.into()
             }
-            Err(error) => refused(&error, json),
+            Err(error) => print_copy_error(&error, json),
         };
     }
-    let mut stop = pin!(interrupted());
-    let done = ask::introduced(&config_dir, async || {
-        sync(&options, session.clone(), &mut show, stop.as_mut()).await
+    let mut stop = pin!(interrupt_signal());
+    let done = trust_prompt::with_trust_prompt(&config_dir, async || {
+        sync(&options, session.clone(), &mut observer, stop.as_mut()).await
     });
     match done.await {
         Ok(summary) => {
-            let exit = show.finish(&summary);
-            records.end(Some(&summary), exit);
+            let exit = observer.finish(&summary);
+            records.finish(Some(&summary), exit);
             exit.into()
         }
         Err(error) => {
-            records.end_before(&error);
-            refused(&error, json)
+            records.finish_unstarted(&error);
+            print_copy_error(&error, json)
         }
     }
 }
 
 /// Turns true when this is to end.
-fn interruption() -> watch::Receiver<bool> {
+fn interrupt_watch() -> watch::Receiver<bool> {
     let (stop, stopped) = watch::channel(false);
-    let interrupted = interrupted();
+    let interrupted = interrupt_signal();
     tokio::spawn(async move {
         interrupted.await;
         stop.send_replace(true);

@@ -1,8 +1,8 @@
 //! The flags that say how to reach the server and how data moves, and the one
 //! place where they become the options of a session.
 
-use super::carrier::CarrierFlags;
-use super::ending::{Exit, FlagError};
+use super::exit::{Exit, FlagError};
+use super::transport::TransportFlags;
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -90,7 +90,7 @@ pub struct ConnectionFlags {
     state: Option<PathBuf>,
 
     #[command(flatten)]
-    pub carrier: CarrierFlags,
+    pub transport: TransportFlags,
 }
 
 impl ConnectionFlags {
@@ -105,7 +105,7 @@ impl ConnectionFlags {
         let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
         let folder = |variable: &str, below: &str| {
             let set = std::env::var_os(variable).filter(|value| !value.is_empty());
-            lasting(set.map_or_else(|| home.join(below), PathBuf::from).join("verbatim"))
+            absolute(set.map_or_else(|| home.join(below), PathBuf::from).join("verbatim"))
         };
         let config_dir = folder("XDG_CONFIG_HOME", ".config");
         let found = ClientSettings::load(&config_dir).and_then(|settings| {
@@ -114,8 +114,8 @@ impl ConnectionFlags {
             let (ca, cert, key) = (self.ca.clone(), self.cert.clone(), self.key.clone());
             let files = CertificateFiles { ca, cert, key };
             let CertificateFiles { ca, cert, key } = settings.certificates(host, *port, files);
-            let (ca, cert) = (ca.map(lasting), cert.map(lasting));
-            let certificates = CertificateFiles { ca, cert, key: key.map(lasting) };
+            let (ca, cert) = (ca.map(absolute), cert.map(absolute));
+            let certificates = CertificateFiles { ca, cert, key: key.map(absolute) };
             let key = settings.key(host, *port, flag, |name| std::env::var_os(name))?;
             Ok((key, certificates))
         });
@@ -126,13 +126,13 @@ impl ConnectionFlags {
         })?;
         let state = || folder("XDG_STATE_HOME", ".local/state");
         let timeout = Duration::from_secs(self.timeout);
-        let (streams, chunk_bytes) = self.sizes(chunk_size, timeout)?;
+        let (streams, chunk_bytes) = self.streams_and_chunk(chunk_size, timeout)?;
         let qps = self.streams.unwrap_or_else(|| qps_for(processors()));
         Ok(SessionOptions {
             connect: ConnectOptions {
                 host: remote.host.clone(),
                 port: remote.port,
-                state_dir: self.state.clone().map_or_else(state, lasting),
+                state_dir: self.state.clone().map_or_else(state, absolute),
                 config_dir,
                 key,
                 fingerprint: self.fingerprint,
@@ -144,7 +144,7 @@ impl ConnectionFlags {
             },
             streams,
             timeout,
-            carrier: self.carrier.options(qps, self.bwlimit.map(|_| streams)),
+            carrier: self.transport.options(qps, self.bwlimit.map(|_| streams)),
             chunk_by_carrier: chunk_size.is_none() && self.bwlimit.is_none(),
             bytes_per_second: self.bwlimit,
             preserve,
@@ -154,7 +154,11 @@ impl ConnectionFlags {
     }
 
     /// Streams and chunk size, as the rate allows.
-    fn sizes(&self, chunk_size: Option<u32>, timeout: Duration) -> Result<(u16, u32), FlagError> {
+    fn streams_and_chunk(
+        &self,
+        chunk_size: Option<u32>,
+        timeout: Duration,
+    ) -> Result<(u16, u32), FlagError> {
         let chunk = chunk_size.unwrap_or(CHUNK_BYTES_DEFAULT);
         let streams = self.streams.unwrap_or_else(|| links_for(processors()));
         let Some(rate) = self.bwlimit else { return Ok((streams, chunk)) };
@@ -170,6 +174,6 @@ impl ConnectionFlags {
 
 /// A path that is read whenever the server is reached again, by a process that may be somewhere
 /// else by then. What has no such path is told by whoever reads it.
-fn lasting(path: PathBuf) -> PathBuf {
+fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }

@@ -2,10 +2,10 @@
 //! a server, the stranger's question, how a command ends, and what all of them
 //! print. Part of each command, not of the library, which never touches a terminal.
 
-pub mod ask;
-pub mod carrier;
 pub mod connection;
-pub mod ending;
+pub mod exit;
+pub mod output;
 pub mod records;
 pub mod sanitize;
-pub mod voice;
+pub mod transport;
+pub mod trust_prompt;

@@ -3,7 +3,7 @@
 //! cannot be written to is found out at once; a failure later is told and changes
 //! no exit code, because the work itself is done.
 
-use super::ending::{Exit, NAME};
+use super::exit::{Exit, NAME};
 use super::sanitize::clean;
 use clap::Args;
 use std::io;
@@ -43,7 +43,7 @@ pub struct Records {
 
 impl Records {
     /// Opens what was asked for.
-    pub fn begin(flags: &RecordFlags) -> Result<Self, String> {
+    pub fn open(flags: &RecordFlags) -> Result<Self, String> {
         let trace = match &flags.trace {
             None => None,
             Some(path) => {
@@ -63,29 +63,29 @@ impl Records {
     }
 
     /// Writes what there is to say, and says what could not be written.
-    pub fn end(self, summary: Option<&Summary>, exit: Exit) {
+    pub fn finish(self, summary: Option<&Summary>, exit: Exit) {
         if let Some((path, trace)) = &self.trace {
-            warn(trace.finish().map_err(|error| cannot(path, &error)));
+            note_failure(trace.finish().map_err(|error| cannot(path, &error)));
         }
         if let (Some(path), Some(summary)) = (&self.metrics, summary) {
-            warn(write_whole(path, &text(&run_of(path, summary, exit as u8))));
+            note_failure(replace_file(path, &text(&run_metrics(path, summary, exit as u8))));
         }
     }
 
     /// The same of a run that could not begin: what the last one left is not what is true now.
-    pub fn end_before(self, error: &CopyError) {
+    pub fn finish_unstarted(self, error: &CopyError) {
         let summary = Summary { transport: NO_TRANSPORT.into(), ..Summary::default() };
-        self.end(Some(&summary), Exit::because_of(error));
+        self.finish(Some(&summary), Exit::of_error(error));
     }
 }
 
 /// Replaces the file as a whole: a collector must not read half of it. Anybody may read it.
-pub fn write_whole(path: &Path, text: &str) -> Result<(), String> {
+pub fn replace_file(path: &Path, text: &str) -> Result<(), String> {
     replace(path, text).map_err(|error| cannot(path, &error))
 }
 
 /// Says what went wrong beside the work.
-fn warn(done: Result<(), String>) {
+fn note_failure(done: Result<(), String>) {
     if let Err(error) = done {
         note!("{NAME}: {}", clean(&error));
     }
@@ -96,16 +96,16 @@ fn cannot(path: &Path, error: &io::Error) -> String {
 }
 
 /// Seconds since 1970.
-pub fn now() -> f64 {
+pub fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-fn run_of(path: &Path, summary: &Summary, exit: u8) -> Run {
+fn run_metrics(path: &Path, summary: &Summary, exit: u8) -> Run {
     Run {
         command: NAME,
         name: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
         transport: summary.transport.split(' ').next().unwrap_or_default().to_owned(),
-        end_time: now(),
+        end_time: unix_seconds(),
         seconds: summary.elapsed.as_secs_f64(),
         exit,
         files: summary.files,

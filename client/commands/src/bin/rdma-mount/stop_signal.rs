@@ -2,12 +2,12 @@
 //! that goes away, which would leave a dead mount behind. Not for who was started to
 //! outlive it, as nohup does.
 
-use crate::shared::ending::interrupted;
+use crate::shared::exit::interrupt_signal;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Completes when the mount is to end. It is heard from this call on.
-pub fn told_to_end() -> impl Future<Output = ()> {
-    let interrupted = interrupted();
+pub fn stop_signal() -> impl Future<Output = ()> {
+    let interrupted = interrupt_signal();
     // What is listened to is not ignored any more.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let hangup = (!ignores_hangup(&status)).then(|| signal(SignalKind::hangup()));
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_ignores_a_hangup_is_known_by_its_status() {
+    fn proc_status_shows_whether_sighup_is_ignored() {
         let status = |mask: &str| format!("Name:\tx\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
         assert!(ignores_hangup(&status("0000000000001001")));
         assert!(!ignores_hangup(&status("0000000000001000")));

@@ -26,13 +26,13 @@ pub enum Exit {
 
 impl Exit {
     /// How a run with this summary ends.
-    pub fn of(summary: &Summary) -> Self {
+    pub fn of_summary(summary: &Summary) -> Self {
         match summary {
             Summary { broken: Some(fault), .. } if fault.code == Code::Interrupted => {
                 Self::Interrupted
             }
             Summary { mismatch: true, .. } => Self::Mismatch,
-            Summary { broken: Some(fault), .. } if is_ours(fault.code) => Self::Failed,
+            Summary { broken: Some(fault), .. } if is_local(fault.code) => Self::Failed,
             Summary { broken: Some(_), .. } => Self::Connect,
             Summary { failed: 1.., .. } => Self::Failed,
             _ => Self::Done,
@@ -40,7 +40,7 @@ impl Exit {
     }
 
     /// How a run ends that could not begin.
-    pub fn because_of(error: &CopyError) -> Self {
+    pub fn of_error(error: &CopyError) -> Self {
         match error {
             CopyError::Usage { .. } => Self::Usage,
             CopyError::Client(ClientError::Fault(fault)) if fault.code == Code::Interrupted => {
@@ -65,7 +65,7 @@ impl From<Exit> for ExitCode {
 
 /// Whether this machine broke a session, and not the way to the server: there is no use in coming
 /// again.
-fn is_ours(code: Code) -> bool {
+fn is_local(code: Code) -> bool {
     use Code::{Bug, Io, NoSpace, NotFound, ReadOnly};
     matches!(code, Bug | Io | NoSpace | NotFound | ReadOnly)
 }
@@ -83,18 +83,18 @@ impl FlagError {
     }
 
     /// Says it.
-    pub fn told(self, json: bool) -> ExitCode {
-        complain(&self.cause, self.hint, self.exit, json)
+    pub fn print(self, json: bool) -> ExitCode {
+        print_error(&self.cause, self.hint, self.exit, json)
     }
 }
 
 /// Says why nothing could be done.
-pub fn refused(error: &CopyError, json: bool) -> ExitCode {
-    complain(error, error.hint(), Exit::because_of(error), json)
+pub fn print_copy_error(error: &CopyError, json: bool) -> ExitCode {
+    print_error(error, error.hint(), Exit::of_error(error), json)
 }
 
 /// Says what is wrong and what to do about it.
-pub fn complain(error: &dyn Display, hint: Option<String>, exit: Exit, json: bool) -> ExitCode {
+pub fn print_error(error: &dyn Display, hint: Option<String>, exit: Exit, json: bool) -> ExitCode {
     if json {
         let cause = error.to_string();
         let line = serde_json::json!({
@@ -112,10 +112,10 @@ pub fn complain(error: &dyn Display, hint: Option<String>, exit: Exit, json: boo
 
 /// Completes when the user, or a batch system whose time is up, wants this to end. It is heard
 /// from this call on, whenever the answer is waited for.
-pub fn interrupted() -> impl Future<Output = ()> {
-    let heard = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
+pub fn interrupt_signal() -> impl Future<Output = ()> {
+    let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
     async move {
-        match heard {
+        match signals {
             (Ok(mut interrupt), Ok(mut terminate)) => {
                 tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
             }

@@ -2,9 +2,9 @@
 //! copied, and its summary.
 
 use crate::flags::Flags;
-use crate::shared::ending::Exit;
+use crate::shared::exit::Exit;
+use crate::shared::output::{self, Output, summary_json};
 use crate::shared::sanitize::clean;
-use crate::shared::voice::{self, Voice, summary_json};
 use indicatif::BinaryBytes;
 use verbatim_client::{
     Failure, FileDone, Observer, Planned, Progress, Retry, Skipped, Summary, Task,
@@ -14,27 +14,27 @@ use verbatim_proto::{Code, Digest};
 use verbatim_usage::{note, out};
 
 /// Prints what a copy tells.
-pub struct Show {
-    voice: Voice,
+pub struct CopyObserver {
+    output: Output,
     task: Task,
     digest: bool,
     /// The digest of the last file; it is told where there was only one.
     last: Option<Digest>,
 }
 
-impl Show {
+impl CopyObserver {
     pub fn new(flags: &Flags, task: Task) -> Self {
-        let voice = Voice::new(&flags.voice, &flags.connection.carrier);
-        Self { voice, task, digest: flags.digest, last: None }
+        let output = Output::new(&flags.output, &flags.connection.transport);
+        Self { output, task, digest: flags.digest, last: None }
     }
 
     /// Prints the summary, and says how it ended.
     pub fn finish(self, summary: &Summary) -> Exit {
-        self.voice.bar.finish_and_clear();
-        let exit = Exit::of(summary);
-        if self.voice.json {
+        self.output.bar.finish_and_clear();
+        let exit = Exit::of_summary(summary);
+        if self.output.json {
             out!("{}", summary_json(summary, exit));
-        } else if !self.voice.quiet {
+        } else if !self.output.quiet {
             self.print_summary(summary);
         }
         exit
@@ -49,7 +49,7 @@ impl Show {
             return self.print_short_summary(summary, files);
         }
         let (bytes, seconds) = (BinaryBytes(summary.bytes), summary.elapsed.as_secs_f64());
-        let moved = match Voice::over(summary) {
+        let moved = match Output::transport_suffix(summary) {
             over if over.is_empty() => over,
             over => {
                 let rate = BinaryBytes(summary.rate() as u64);
@@ -57,7 +57,7 @@ impl Show {
             }
         };
         note!("{} {files}, {bytes} in {seconds:.2} s{moved}", summary.files);
-        self.voice.transport(summary);
+        self.output.print_transport(summary);
         if let Some(digest) = self.last.filter(|_| summary.files == 1 && !self.digest) {
             note!("blake3 {digest}");
         }
@@ -71,7 +71,7 @@ impl Show {
         if summary.hole_bytes > 0 {
             note!("{} were holes, and not moved", BinaryBytes(summary.hole_bytes));
         }
-        self.voice.trouble(summary, "not copied");
+        self.output.print_problems(summary, "not copied");
     }
 
     /// Where nothing was copied there is no rate and no transport.
@@ -91,15 +91,15 @@ impl Show {
     }
 }
 
-impl Observer for Show {
+impl Observer for CopyObserver {
     fn file_done(&mut self, file: &FileDone) {
-        if self.voice.json {
-            self.voice.file_json(file);
+        if self.output.json {
+            self.output.print_file_json(file);
         } else if self.digest {
-            self.voice.bar.suspend(|| out!("{}  {}", file.digest, clean(&file.local)));
-        } else if self.voice.verbose {
+            self.output.bar.suspend(|| out!("{}  {}", file.digest, clean(&file.local)));
+        } else if self.output.verbose {
             let (path, bytes) = (clean(&file.path), BinaryBytes(file.bytes));
-            self.voice.bar.suspend(|| note!("{path} {bytes}"));
+            self.output.bar.suspend(|| note!("{path} {bytes}"));
         }
         self.last = Some(file.digest);
     }
@@ -111,17 +111,17 @@ impl Observer for Show {
             Code::NotFound if verify => Some("copy it first, without --verify"),
             _ => failure.hint(),
         };
-        self.voice.failed(if verify { "verify" } else { "copy" }, failure, hint);
+        self.output.failed(if verify { "verify" } else { "copy" }, failure, hint);
     }
 
     fn skipped(&mut self, skipped: &Skipped) {
-        self.voice.skipped(skipped);
+        self.output.skipped(skipped);
     }
 
     fn planned(&mut self, planned: &Planned) {
         let (path, target) = (clean(&planned.path), clean(&planned.target));
         let (kind, mark) = kind_of(&planned.kind);
-        if self.voice.json {
+        if self.output.json {
             let line = serde_json::json!({
                 "event": "planned", "path": path, "target": target, "kind": kind,
                 "bytes": planned.bytes,
@@ -130,26 +130,26 @@ impl Observer for Show {
         } else {
             let ends = |text: &str| if text.ends_with('/') { "" } else { mark };
             let marks = (ends(&path), ends(&target));
-            self.voice.bar.suspend(|| out!("{path}{} -> {target}{}", marks.0, marks.1));
+            self.output.bar.suspend(|| out!("{path}{} -> {target}{}", marks.0, marks.1));
         }
     }
 
     fn progress(&mut self, progress: &Progress) {
-        self.voice.progress(progress);
+        self.output.progress(progress);
     }
 
     fn retrying(&mut self, retry: &Retry) {
-        self.voice.retrying(retry);
+        self.output.retrying(retry);
     }
 
     fn reconnected(&mut self) {
-        self.voice.reconnected();
+        self.output.reconnected();
     }
 }
 
 /// Prints what could not be listed.
 pub fn print_unlisted(failure: &Failure, json: bool) {
-    voice::print_failure("list", failure, failure.hint(), json);
+    output::print_failure("list", failure, failure.hint(), json);
 }
 
 /// What an entry is called, and what stands behind its name in a list.

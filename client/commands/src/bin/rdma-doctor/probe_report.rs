@@ -159,7 +159,7 @@ mod tests {
     use verbatim_client::probe::Way;
 
     #[test]
-    fn figures_have_the_unit_that_fits() {
+    fn times_and_rates_have_a_fitting_unit() {
         assert_eq!(
             (time(1_234), time(45_600), time(7_890_000)),
             ("1.23 us".into(), "46 us".into(), "7.9 ms".into())
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_a_row_and_a_bar_for_every_figure() {
+    fn a_table_has_a_row_and_a_bar_for_each_measurement() {
         let rate = |way, links, gigabytes: f64| Rate {
             way,
             bytes: 1 << 20,

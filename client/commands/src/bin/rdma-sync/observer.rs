@@ -2,9 +2,9 @@
 //! reasons, how a followed target is, and its summary.
 
 use crate::flags::Flags;
-use crate::shared::ending::Exit;
+use crate::shared::exit::Exit;
+use crate::shared::output::{Output, summary_json};
 use crate::shared::sanitize::clean;
-use crate::shared::voice::{Voice, summary_json};
 use indicatif::BinaryBytes;
 use serde_json::json;
 use verbatim_client::model::follow_status::{State, Status};
@@ -13,38 +13,38 @@ use verbatim_proto::Code;
 use verbatim_usage::{note, out};
 
 /// Prints what a mirror tells.
-pub struct Show {
-    voice: Voice,
+pub struct SyncObserver {
+    output: Output,
     itemize: bool,
     check: bool,
-    only_looks: bool,
+    changes_nothing: bool,
 }
 
-impl Show {
+impl SyncObserver {
     pub fn new(flags: &Flags) -> Self {
         Self {
-            voice: Voice::new(&flags.voice, &flags.connection.carrier),
-            itemize: flags.itemizes(),
-            check: flags.checks(),
-            only_looks: flags.only_looks(),
+            output: Output::new(&flags.output, &flags.connection.transport),
+            itemize: flags.prints_changes(),
+            check: flags.is_check(),
+            changes_nothing: flags.changes_nothing(),
         }
     }
 
     /// Prints the summary, and says how it ended.
     pub fn finish(self, summary: &Summary) -> Exit {
-        self.voice.bar.finish_and_clear();
-        let exit = match Exit::of(summary) {
+        self.output.bar.finish_and_clear();
+        let exit = match Exit::of_summary(summary) {
             exit @ (Exit::Interrupted | Exit::Mismatch) => exit,
             _ if self.check && summary.differs => Exit::Mismatch,
             Exit::Done if self.check && summary.changes > 0 => Exit::Failed,
             exit => exit,
         };
-        if self.voice.json {
+        if self.output.json {
             let mut line = summary_json(summary, exit);
             line["changes"] = json!(summary.changes);
             line["deletes"] = json!(summary.deletes);
             out!("{line}");
-        } else if !self.voice.quiet {
+        } else if !self.output.quiet {
             self.print_summary(summary);
         }
         exit
@@ -53,7 +53,7 @@ impl Show {
     fn print_summary(&self, summary: &Summary) {
         let Summary { changes, deletes, .. } = summary;
         let seconds = summary.elapsed.as_secs_f64();
-        match (self.check, self.only_looks) {
+        match (self.check, self.changes_nothing) {
             (true, _) if *changes == 0 && summary.failed == 0 => {
                 note!("both are equal, compared in {seconds:.2} s");
             }
@@ -64,20 +64,20 @@ impl Show {
                  moved",
                 summary.files,
                 BinaryBytes(summary.bytes),
-                Voice::over(summary),
+                Output::transport_suffix(summary),
                 BinaryBytes(summary.moved_bytes),
             ),
         }
-        if !self.only_looks {
-            self.voice.transport(summary);
+        if !self.changes_nothing {
+            self.output.print_transport(summary);
         }
-        self.voice.trouble(summary, "not done");
+        self.output.print_problems(summary, "not done");
     }
 }
 
-impl Observer for Show {
+impl Observer for SyncObserver {
     fn hears_of_files(&self) -> bool {
-        self.voice.json || self.itemize
+        self.output.json || self.itemize
     }
 
     fn altered(&mut self, altered: &Altered) {
@@ -86,20 +86,20 @@ impl Observer for Show {
             "" => ".".to_owned(),
             path => clean(path),
         };
-        if self.voice.json {
+        if self.output.json {
             let line = json!({
                 "event": "change", "action": action, "path": path, "why": why.words(), "bytes": bytes,
-                "dry_run": self.only_looks,
+                "dry_run": self.changes_nothing,
             });
             out!("{line}");
-        } else if self.itemize && !self.voice.quiet {
-            self.voice.bar.suspend(|| out!("{action:<8} {path}  ({})", why.words().join(", ")));
+        } else if self.itemize && !self.output.quiet {
+            self.output.bar.suspend(|| out!("{action:<8} {path}  ({})", why.words().join(", ")));
         }
     }
 
     fn file_done(&mut self, file: &FileDone) {
-        if self.voice.json {
-            self.voice.file_json(file);
+        if self.output.json {
+            self.output.print_file_json(file);
         }
     }
 
@@ -109,27 +109,27 @@ impl Observer for Show {
             Code::BadPath => None,
             _ => failure.hint(),
         };
-        self.voice.failed(if self.check { "compare" } else { "sync" }, failure, hint);
+        self.output.failed(if self.check { "compare" } else { "sync" }, failure, hint);
     }
 
     fn skipped(&mut self, skipped: &Skipped) {
-        self.voice.skipped(skipped);
+        self.output.skipped(skipped);
     }
 
     fn progress(&mut self, progress: &Progress) {
-        self.voice.progress(progress);
+        self.output.progress(progress);
     }
 
     fn retrying(&mut self, retry: &Retry) {
-        self.voice.retrying(retry);
+        self.output.retrying(retry);
     }
 
     fn reconnected(&mut self) {
-        self.voice.reconnected();
+        self.output.reconnected();
     }
 
     fn followed(&mut self, status: &Status) {
-        if self.voice.json {
+        if self.output.json {
             let mut line = json!({ "event": "status" });
             if let (Some(line), Ok(serde_json::Value::Object(status))) =
                 (line.as_object_mut(), serde_json::to_value(status))
@@ -146,8 +146,8 @@ impl Observer for Show {
             State::Lost => format!("the source is lost: {error}; trying again"),
             State::Starting | State::Syncing | State::Stopped => return,
         };
-        if self.voice.verbose || status.state != State::Current && !self.voice.quiet {
-            self.voice.say(&text);
+        if self.output.verbose || status.state != State::Current && !self.output.quiet {
+            self.output.note(&text);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! port for Prometheus, and, in the foreground with --json, how far its fill is. Ends
 //! with the mount.
 
-use crate::shared::records::{now, write_whole};
+use crate::shared::records::{replace_file, unix_seconds};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -12,64 +12,66 @@ use verbatim_mount::status::StatusHandle;
 use verbatim_telemetry::port::{Answer, Port};
 
 /// How often the fill is told.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+const REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// How often the file is written.
 const WRITE_EVERY: Duration = Duration::from_secs(5);
 
 /// How far the fill is, told when it is farther.
-pub struct Progress {
-    status_handle: StatusHandle,
-    told: Option<Value>,
+pub struct FillReporter {
+    mount: StatusHandle,
+    last_reported: Option<Value>,
 }
 
-impl Progress {
-    pub fn new(status_handle: StatusHandle) -> Self {
-        Self { status_handle, told: None }
+impl FillReporter {
+    pub fn new(mount: StatusHandle) -> Self {
+        Self { mount, last_reported: None }
     }
 
     /// Tells what was not told yet.
-    pub fn tell(&mut self) {
-        let fill = &self.status_handle.status()["fill"];
-        if fill["state"] != "off" && self.told.as_ref() != Some(fill) {
+    pub fn report(&mut self) {
+        let fill = &self.mount.status()["fill"];
+        if fill["state"] != "off" && self.last_reported.as_ref() != Some(fill) {
             // Who does not listen any more does not end the mount.
             let _ = writeln!(io::stdout(), "{}", json!({ "event": "progress", "fill": fill }));
-            self.told = Some(fill.clone());
+            self.last_reported = Some(fill.clone());
         }
     }
 }
 
 /// Tells until it is dropped. What is new at the end is for whoever drops it to tell.
-pub async fn tell(
-    status_handle: StatusHandle,
+pub async fn report(
+    mount: StatusHandle,
     file: Option<PathBuf>,
-    mut progress: Option<&mut Progress>,
+    mut fill_reporter: Option<&mut FillReporter>,
 ) {
     let mut written: Option<Instant> = None;
-    let mut tick = tokio::time::interval(TELL_EVERY);
+    let mut tick = tokio::time::interval(REPORT_EVERY);
     loop {
         tick.tick().await;
-        if let Some(progress) = &mut progress {
-            progress.tell();
+        if let Some(fill_reporter) = &mut fill_reporter {
+            fill_reporter.report();
         }
         if let Some(path) = &file
             && written.is_none_or(|at| at.elapsed() >= WRITE_EVERY)
         {
-            write(&status_handle, path);
+            write_metrics(&mount, path);
             written = Some(Instant::now());
         }
     }
 }
 
 /// Shows the numbers to whoever asks at a port, until it is dropped.
-pub async fn show(status_handle: StatusHandle, mountpoint: PathBuf, port: Port) {
+pub async fn serve_metrics(mount: StatusHandle, mountpoint: PathBuf, port: Port) {
     let run = mountpoint.display().to_string();
     let at = move |path: &str| {
-        let status = || status_handle.status();
+        let status = || mount.status();
         Some(match path {
-            "/metrics" => Answer::new(metrics::CONTENT_TYPE, metrics::text(&status(), &run, now())),
+            "/metrics" => {
+                Answer::new(metrics::CONTENT_TYPE, metrics::text(&status(), &run, unix_seconds()))
+            }
             "/healthz" => Answer::well(None),
-            "/readyz" => Answer::well(unready(&status()["server"])),
+            "/readyz" => Answer::well(not_ready_reason(&status()["server"])),
             "/status" => Answer::new("application/json", status().to_string()),
             _ => return None,
         })
@@ -78,15 +80,15 @@ pub async fn show(status_handle: StatusHandle, mountpoint: PathBuf, port: Port) 
 }
 
 /// Why readers may have to wait: what is not here comes from a server that is not there.
-fn unready(server: &Value) -> Option<String> {
+fn not_ready_reason(server: &Value) -> Option<String> {
     let well = server["up"] == true || server["offline"] == true;
     (!well).then(|| server["cause"].as_str().unwrap_or("the server is away").to_owned())
 }
 
 /// Writes the numbers as they are now.
-pub fn write(status_handle: &StatusHandle, path: &Path) {
+pub fn write_metrics(mount: &StatusHandle, path: &Path) {
     let run = path.file_stem().unwrap_or_default().to_string_lossy();
-    if let Err(cause) = write_whole(path, &metrics::text(&status_handle.status(), &run, now())) {
+    if let Err(cause) = replace_file(path, &metrics::text(&mount.status(), &run, unix_seconds())) {
         tracing::warn!(cause, "no metrics");
     }
 }

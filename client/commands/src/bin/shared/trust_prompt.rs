@@ -2,7 +2,7 @@
 //! one that is meant, as ssh does, and remembers a yes. Never asks a script:
 //! without a terminal the answer is no, and the error says what to add.
 
-use super::ending::interrupted;
+use super::exit::interrupt_signal;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 use tokio::sync::oneshot;
@@ -13,11 +13,11 @@ use verbatim_proto::{Code, Fault};
 use verbatim_usage::note;
 
 /// How often an answer that is none is asked for again.
-const QUESTIONS_MAX: usize = 3;
+const ATTEMPTS_MAX: usize = 3;
 
 /// Does it. Where that fails because the server is a stranger, and somebody at a terminal
 /// vouches for it, remembers the server and does it once more.
-pub async fn introduced<T>(
+pub async fn with_trust_prompt<T>(
     config_dir: &Path,
     mut attempt: impl AsyncFnMut() -> Result<T, CopyError>,
 ) -> Result<T, CopyError> {
@@ -25,17 +25,17 @@ pub async fn introduced<T>(
         Err(error) => error,
         done => return done,
     };
-    let Some((peer, presented)) = stranger(&error) else { return Err(error) };
+    let Some((peer, presented)) = unknown_server(&error) else { return Err(error) };
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return Err(error);
     }
-    match vouches(peer.to_owned(), presented).await {
+    match ask_on_thread(peer.to_owned(), presented).await {
         Some(true) => {}
         Some(false) => return Err(error),
         None => {
             // The question has no end of line.
             note!("");
-            return Err(interruption());
+            return Err(interrupted_error());
         }
     }
     let remembered = KnownServers::in_dir(config_dir).remember(peer, presented);
@@ -51,22 +51,22 @@ pub async fn unless_interrupted<T>(
 ) -> Result<T, CopyError> {
     tokio::select! {
         biased;
-        () = stop => Err(interruption()),
+        () = stop => Err(interrupted_error()),
         done = attempt => done,
     }
 }
 
-fn interruption() -> CopyError {
+fn interrupted_error() -> CopyError {
     ClientError::Fault(Fault::new(Code::Interrupted, "interrupted")).into()
 }
 
 /// Waits for a person, on a thread of its own. None when this is to end: nobody waits for that
 /// thread then.
-async fn vouches(peer: String, presented: Fingerprint) -> Option<bool> {
-    let interrupted = interrupted();
+async fn ask_on_thread(peer: String, presented: Fingerprint) -> Option<bool> {
+    let interrupted = interrupt_signal();
     let (tell, answer) = oneshot::channel();
     let ask = move || {
-        let answer = vouched(&peer, presented, io::stderr(), io::stdin().lock());
+        let answer = ask(&peer, presented, io::stderr(), io::stdin().lock());
         let _ = tell.send(answer.unwrap_or(false));
     };
     if std::thread::Builder::new().name("question".into()).spawn(ask).is_err() {
@@ -79,7 +79,7 @@ async fn vouches(peer: String, presented: Fingerprint) -> Option<bool> {
 }
 
 /// The server that nobody vouches for, if that is what went wrong.
-fn stranger(error: &CopyError) -> Option<(&str, Fingerprint)> {
+fn unknown_server(error: &CopyError) -> Option<(&str, Fingerprint)> {
     match error {
         CopyError::Client(ClientError::Control(ControlError::NotTrusted {
             peer,
@@ -90,7 +90,7 @@ fn stranger(error: &CopyError) -> Option<(&str, Fingerprint)> {
 }
 
 /// Shows who presented what, and takes yes, no, or the fingerprint as the server printed it.
-fn vouched(
+fn ask(
     peer: &str,
     presented: Fingerprint,
     mut terminal: impl Write,
@@ -98,7 +98,7 @@ fn vouched(
 ) -> io::Result<bool> {
     writeln!(terminal, "{peer} is not known here. It presents {presented}")?;
     writeln!(terminal, "Compare it with what the server printed at its start.")?;
-    for _ in 0..QUESTIONS_MAX {
+    for _ in 0..ATTEMPTS_MAX {
         write!(terminal, "Trust it from now on (yes, no, or its fingerprint)? ")?;
         terminal.flush()?;
         let mut line = String::new();
@@ -126,12 +126,12 @@ mod tests {
     fn answered(answers: &str) -> (bool, String) {
         let mut said = Vec::new();
         let presented = SHOWN.parse().expect("a fingerprint");
-        let vouched = vouched("host7:1", presented, &mut said, answers.as_bytes());
-        (vouched.expect("memory takes and gives"), String::from_utf8(said).expect("text"))
+        let trusted = ask("host7:1", presented, &mut said, answers.as_bytes());
+        (trusted.expect("memory takes and gives"), String::from_utf8(said).expect("text"))
     }
 
     #[test]
-    fn only_yes_and_the_right_fingerprint_vouch_for_a_server() {
+    fn only_yes_or_the_right_fingerprint_trusts_a_server() {
         let other = SHOWN.replace("AAA", "QQQ");
         for (answers, expected) in [
             ("yes\n", true),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_question_shows_who_it_is_about() {
+    fn the_prompt_shows_the_server_and_its_fingerprint() {
         let (_, said) = answered("no\n");
         assert!(said.contains("host7:1") && said.contains(SHOWN), "{said}");
     }

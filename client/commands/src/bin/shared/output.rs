@@ -2,9 +2,9 @@
 //! summaries to standard error, progress there too where that is a terminal. Text
 //! of the other side is cleaned first: a name must not move the cursor.
 
-use super::carrier::CarrierFlags;
-use super::ending::{Exit, NAME};
+use super::exit::{Exit, NAME};
 use super::sanitize::clean;
+use super::transport::TransportFlags;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use indicatif::{BinaryBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -20,7 +20,7 @@ use verbatim_usage::{note, out};
 /// How much is printed, and how.
 #[derive(Args)]
 #[command(next_help_heading = "Output")]
-pub struct VoiceFlags {
+pub struct OutputFlags {
     /// Print JSON lines: one for each thing that is told, and a summary.
     #[arg(long)]
     pub json: bool,
@@ -41,7 +41,7 @@ pub struct VoiceFlags {
     log_format: Option<String>,
 }
 
-impl VoiceFlags {
+impl OutputFlags {
     /// Begins to log, each line at once: a client has none for every file, and what else it prints
     /// must not overtake any.
     pub fn start_logs(&self) {
@@ -57,17 +57,17 @@ impl VoiceFlags {
 }
 
 /// Prints what every command tells.
-pub struct Voice {
+pub struct Output {
     pub json: bool,
     pub quiet: bool,
     pub verbose: bool,
     /// Whether to say why it was not RDMA.
-    reasons: bool,
+    tcp_reasons: bool,
     pub bar: ProgressBar,
 }
 
-impl Voice {
-    pub fn new(flags: &VoiceFlags, carrier: &CarrierFlags) -> Self {
+impl Output {
+    pub fn new(flags: &OutputFlags, transport: &TransportFlags) -> Self {
         let visible = std::io::stderr().is_terminal() && !flags.quiet && !flags.json;
         let target = match visible {
             true => ProgressDrawTarget::stderr(),
@@ -77,15 +77,15 @@ impl Voice {
         let style = ProgressStyle::with_template("{bar:24} {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         let (json, quiet, verbose) = (flags.json, flags.quiet, flags.verbose > 0);
-        Self { json, quiet, verbose, reasons: !carrier.is_tcp(), bar }
+        Self { json, quiet, verbose, tcp_reasons: !transport.is_tcp(), bar }
     }
 
     /// Prints a line for people without disturbing the progress line.
-    pub fn say(&self, text: &str) {
+    pub fn note(&self, text: &str) {
         self.bar.suspend(|| note!("{NAME}: {text}"));
     }
 
-    pub fn file_json(&self, file: &FileDone) {
+    pub fn print_file_json(&self, file: &FileDone) {
         let line = json!({
             "event": "file", "path": clean(&file.path), "local": clean(&file.local),
             "bytes": file.bytes, "digest": file.digest.to_string(),
@@ -105,7 +105,7 @@ impl Voice {
             out!("{}", json!({ "event": "skipped", "path": path, "reason": reason }));
         // What a rule keeps is no news; what no copy can keep is.
         } else if self.verbose || reason == SkipReason::Special && !self.quiet {
-            self.say(&format!("skipped {path}: {reason}"));
+            self.note(&format!("skipped {path}: {reason}"));
         }
     }
 
@@ -114,7 +114,7 @@ impl Voice {
         self.bar.set_position(progress.bytes);
         let rate = progress.bytes as f64 / progress.elapsed.as_secs_f64().max(1e-3);
         let more = if progress.searching { "+" } else { "" };
-        let left = outlook(progress, rate);
+        let left = time_left(progress, rate);
         self.bar.set_message(format!(
             "{}/{}{more} files  {}/{}{more}  {}/s  {left}",
             progress.files,
@@ -135,7 +135,7 @@ impl Voice {
             });
             out!("{line}");
         } else if self.bar.is_hidden() && !self.quiet {
-            self.say(&format!("server {peer}: {cause}; trying again in {pause:.1} s"));
+            self.note(&format!("server {peer}: {cause}; trying again in {pause:.1} s"));
         } else {
             let left = retry.left.as_secs();
             let next = format!("try {attempt} in {pause:.1} s, giving up in {left} s");
@@ -147,12 +147,12 @@ impl Voice {
         if self.json {
             out!("{}", json!({ "event": "reconnected" }));
         } else if self.bar.is_hidden() && !self.quiet {
-            self.say("the server is there again, going on");
+            self.note("the server is there again, going on");
         }
     }
 
     /// What data moved over, as a summary says it; nothing where none did.
-    pub fn over(summary: &Summary) -> String {
+    pub fn transport_suffix(summary: &Summary) -> String {
         match summary.transport.as_str() {
             NO_TRANSPORT => String::new(),
             transport => format!(" over {transport}"),
@@ -160,8 +160,8 @@ impl Voice {
     }
 
     /// Prints what data moved over, and why not over something better.
-    pub fn transport(&self, summary: &Summary) {
-        if let Some(reason) = summary.reason.as_ref().filter(|_| self.reasons) {
+    pub fn print_transport(&self, summary: &Summary) {
+        if let Some(reason) = summary.reason.as_ref().filter(|_| self.tcp_reasons) {
             note!("tcp: {}", clean(reason));
         }
         for Port { place, refused } in &summary.ports {
@@ -177,7 +177,7 @@ impl Voice {
     }
 
     /// Prints what did not go as it should; `undone` is what did not become of some.
-    pub fn trouble(&self, summary: &Summary, undone: &str) {
+    pub fn print_problems(&self, summary: &Summary, undone: &str) {
         if summary.reconnects > 0 {
             let times = if summary.reconnects == 1 { "time" } else { "times" };
             note!("the server was lost and reached again {} {times}", summary.reconnects);
@@ -199,8 +199,8 @@ impl Voice {
 
 /// What is to come: how long a silent server is waited for, or how long the rest takes; and that
 /// holes are hashed, where no data moves for that.
-fn outlook(progress: &Progress, rate: f64) -> String {
-    let rest = rest(progress, rate);
+fn time_left(progress: &Progress, rate: f64) -> String {
+    let rest = remaining(progress, rate);
     if !progress.hashing_holes {
         return rest;
     }
@@ -209,8 +209,8 @@ fn outlook(progress: &Progress, rate: f64) -> String {
     format!("hashing holes, {percent} % done, {rest}")
 }
 
-fn rest(progress: &Progress, rate: f64) -> String {
-    match progress.quiet.filter(|quiet| quiet.so_far >= QUIET_MIN) {
+fn remaining(progress: &Progress, rate: f64) -> String {
+    match progress.quiet.filter(|quiet| quiet.so_far >= SILENCE_MIN) {
         Some(Quiet { so_far, at_most }) => {
             let (so_far, at_most) = (so_far.as_secs(), at_most.as_secs());
             format!("no answer for {so_far} s, giving up at {at_most} s")
@@ -224,7 +224,7 @@ fn rest(progress: &Progress, rate: f64) -> String {
 }
 
 /// How long a server is silent before the progress line says so.
-const QUIET_MIN: Duration = Duration::from_secs(3);
+const SILENCE_MIN: Duration = Duration::from_secs(3);
 
 /// Prints what could not be done to what, why, and the next step.
 pub fn print_failure(verb: &str, failure: &Failure, hint: Option<&str>, json: bool) {
@@ -303,37 +303,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_silent_server_is_told_of_after_a_while_and_until_when_it_is_waited_for() {
+    fn the_progress_line_names_a_silent_server_and_its_deadline() {
         let quiet = |so_far| Some(Quiet { so_far, at_most: Duration::from_secs(60) });
         let half = Progress { bytes: 50, bytes_known: 100, ..Progress::default() };
-        let told = |so_far| outlook(&Progress { quiet: quiet(so_far), ..half.clone() }, 10.0);
+        let told = |so_far| time_left(&Progress { quiet: quiet(so_far), ..half.clone() }, 10.0);
         assert_eq!(told(Duration::from_millis(7900)), "no answer for 7 s, giving up at 60 s");
-        assert_eq!(told(QUIET_MIN), "no answer for 3 s, giving up at 60 s");
+        assert_eq!(told(SILENCE_MIN), "no answer for 3 s, giving up at 60 s");
         // One that was heard a moment ago is no news, and neither is one that owes nothing.
-        assert_eq!(told(QUIET_MIN - Duration::from_millis(1)), "5 seconds left");
-        assert_eq!(outlook(&half, 10.0), "5 seconds left");
+        assert_eq!(told(SILENCE_MIN - Duration::from_millis(1)), "5 seconds left");
+        assert_eq!(time_left(&half, 10.0), "5 seconds left");
         let searching = Progress { searching: true, ..half.clone() };
-        assert_eq!(outlook(&searching, 10.0), "looking for more");
+        assert_eq!(time_left(&searching, 10.0), "looking for more");
         let silent = Progress { quiet: quiet(Duration::from_secs(9)), ..searching };
-        assert_eq!(outlook(&silent, 10.0), "no answer for 9 s, giving up at 60 s");
+        assert_eq!(time_left(&silent, 10.0), "no answer for 9 s, giving up at 60 s");
     }
 
     #[test]
-    fn holes_that_are_hashed_are_named_with_a_percentage() {
+    fn the_progress_line_shows_hashed_holes_with_a_percentage() {
         let tib = 1 << 40;
         let part = Progress { bytes: tib / 4, bytes_known: tib, ..Progress::default() };
         let holes = Progress { hashing_holes: true, ..part.clone() };
         let rate = (tib / 4) as f64 / 30.0;
-        assert_eq!(outlook(&holes, rate), "hashing holes, 25 % done, 2 minutes left");
-        assert_eq!(outlook(&part, rate), "2 minutes left");
+        assert_eq!(time_left(&holes, rate), "hashing holes, 25 % done, 2 minutes left");
+        assert_eq!(time_left(&part, rate), "2 minutes left");
         let begun = Progress { hashing_holes: true, ..Progress::default() };
-        assert_eq!(outlook(&begun, 0.0), "hashing holes, 0 % done, looking for more");
+        assert_eq!(time_left(&begun, 0.0), "hashing holes, 0 % done, looking for more");
     }
 
     #[test]
-    fn where_no_data_moved_nothing_is_said_of_what_it_moved_over() {
+    fn a_summary_without_data_names_no_transport() {
         let over = |transport: &str| {
-            Voice::over(&Summary { transport: transport.into(), ..Summary::default() })
+            Output::transport_suffix(&Summary { transport: transport.into(), ..Summary::default() })
         };
         assert_eq!(over("rdma mlx5_0"), " over rdma mlx5_0");
         assert_eq!(over(NO_TRANSPORT), "");

@@ -1,9 +1,9 @@
 //! A report as JSON, and as metrics: what scripts and collectors read. The text for
 //! people is the report's own.
 
-use crate::shared::records::now;
-use crate::shared::voice::port_json;
-use crate::way;
+use crate::probe_report;
+use crate::shared::output::port_json;
+use crate::shared::records::unix_seconds;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use verbatim_client::model::report::Port;
@@ -36,7 +36,7 @@ pub fn json(report: &Report, found: Option<&Examination>) -> Value {
         "findings": report.findings,
         "exports": report.facts.exports.iter().map(export).collect::<Vec<_>>(),
         "ports": ports.collect::<Vec<_>>(),
-        "way": found.map(way::json),
+        "way": found.map(probe_report::json),
     })
 }
 
@@ -58,7 +58,7 @@ fn export(export: &ExportFacts) -> Value {
 pub fn metrics(report: &Report) -> String {
     let findings = report.findings.iter();
     text(&Diagnosis {
-        time: now(),
+        time: unix_seconds(),
         exit: report.exit(),
         findings: findings.map(|it| (it.check, it.severity.word(), it.about.as_str())).collect(),
         ports: report.facts.counters[1].iter().map(|port| &port.levels).collect(),

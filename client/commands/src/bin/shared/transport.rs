@@ -9,14 +9,14 @@ use verbatim_proto::units::LINKS_MAX;
 /// What data moves over.
 #[derive(Args)]
 #[command(next_help_heading = "RDMA")]
-pub struct CarrierFlags {
+pub struct TransportFlags {
     /// Move data over RDMA (verbs), TCP, or the best that works [default: auto].
     ///
     /// auto takes RDMA where both sides have a device and a page read over it arrives,
     /// goes on over TCP when it fails, and says why. verbs fails instead. tcp never
     /// tries, and does not load the RDMA library.
     #[arg(long, value_name = "KIND", default_value = "auto", hide_default_value = true)]
-    transport: Kind,
+    transport: TransportKind,
 
     /// Use this RDMA device (rdma link lists them).
     ///
@@ -59,16 +59,16 @@ pub struct CarrierFlags {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Kind {
+enum TransportKind {
     Auto,
     Verbs,
     Tcp,
 }
 
-impl CarrierFlags {
+impl TransportFlags {
     /// Whether the user wants no RDMA, and needs no reason for its absence.
     pub fn is_tcp(&self) -> bool {
-        matches!(self.transport, Kind::Tcp)
+        matches!(self.transport, TransportKind::Tcp)
     }
 
     /// Which device is wanted, and where on it.
@@ -81,9 +81,9 @@ impl CarrierFlags {
     /// than a limited rate allows.
     pub fn options(&self, qps: u16, qps_max: Option<u16>) -> CarrierOptions {
         let transport = match self.transport {
-            Kind::Auto => Transport::Auto,
-            Kind::Verbs => Transport::Verbs,
-            Kind::Tcp => Transport::Tcp,
+            TransportKind::Auto => Transport::Auto,
+            TransportKind::Verbs => Transport::Verbs,
+            TransportKind::Tcp => Transport::Tcp,
         };
         let qps = Some(self.qps.unwrap_or(qps).min(qps_max.unwrap_or(u16::MAX)));
         let (traffic_class, busy_poll) = (self.traffic_class, self.busy_poll);

@@ -1,24 +1,24 @@
 //! What `rdma-mount --status` prints: the daemon's own JSON, or lines for people. Reads
 //! the mount, and changes nothing.
 
-use crate::shared::ending::{Exit, complain};
+use crate::shared::exit::{Exit, print_error};
 use crate::shared::sanitize::clean;
 use indicatif::BinaryBytes;
 use serde_json::Value;
 use std::path::Path;
 use std::process::ExitCode;
-use verbatim_mount::status;
+use verbatim_mount::status::read;
 use verbatim_usage::out;
 
 /// Prints the status of a mount.
-pub fn status(mountpoint: &Path, json: bool) -> ExitCode {
-    match status::read(mountpoint) {
+pub fn print(mountpoint: &Path, json: bool) -> ExitCode {
+    match read(mountpoint) {
         Ok(status) if json => out!("{status}"),
         Ok(status) => out!("{}", text(&status).trim_end()),
         Err(error) => {
             let cause = format!("{} is no mount of this command: {error}", mountpoint.display());
             let hint = "rdma-mount HOST:/EXPORT MOUNTPOINT makes one".to_owned();
-            return complain(&cause, Some(hint), Exit::Failed, json);
+            return print_error(&cause, Some(hint), Exit::Failed, json);
         }
     }
     Exit::Done.into()
@@ -31,19 +31,19 @@ fn text(status: &Value) -> String {
         true => "there".to_owned(),
         false => format!("away: {}", word(&status["server"]["cause"])),
     };
-    let carried = match (status["transport"].as_str(), status["reason"].as_str()) {
+    let transport = match (status["transport"].as_str(), status["reason"].as_str()) {
         (None, _) => "nothing yet".to_owned(),
         (Some(transport), None) => clean(transport),
         (Some(transport), Some(reason)) => format!("{}: {}", clean(transport), clean(reason)),
     };
     let cache = &status["cache"];
-    let past = match status["passthrough"]["why_not"].as_str() {
+    let route = match status["passthrough"]["why_not"].as_str() {
         None => "past the daemon".to_owned(),
         Some(why) => format!("through the daemon: {}", clean(why)),
     };
     let fill = &status["fill"];
     format!(
-        "server: {server}\ntransport: {carried}\ncache: {} of {}\nfetched: {}\ncomplete files are read {past}\n\
+        "server: {server}\ntransport: {transport}\ncache: {} of {}\nfetched: {}\ncomplete files are read {route}\n\
          fill: {}, {} files, {}, {} failed\n",
         bytes(&cache["bytes"]),
         bytes(&cache["bytes_max"]),

@@ -3,7 +3,7 @@
 //! reaches a terminal.
 
 use crate::flags::STATUS_DEFAULT;
-use crate::shared::ending::{Exit, complain};
+use crate::shared::exit::{Exit, print_error};
 use crate::shared::sanitize::clean;
 use indicatif::BinaryBytes;
 use serde_json::Value;
@@ -21,7 +21,7 @@ const TIME_MAX: Duration = Duration::from_secs(10);
 const STATUS_BYTES_MAX: u64 = 64 << 20;
 
 /// Prints the status of a server.
-pub fn show(server: &str, json: bool) -> ExitCode {
+pub fn print(server: &str, json: bool) -> ExitCode {
     let address = address(server);
     match fetch(&address) {
         Ok(status) if json => out!("{status}"),
@@ -30,10 +30,10 @@ pub fn show(server: &str, json: bool) -> ExitCode {
             let error = format!("cannot get the status of {address}: {cause}");
             let hint = "give where it shows metrics: it logs \"metrics and page\" when it starts, \
                         and only to its own machine unless metrics.listen says otherwise";
-            return complain(&error, Some(hint.into()), Exit::Connect, json);
+            return print_error(&error, Some(hint.into()), Exit::Connect, json);
         }
     }
-    crate::ended(0, json)
+    crate::checked_exit(0, json)
 }
 
 /// With the usual port where none is named.
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_without_a_port_has_the_usual_one() {
+    fn a_server_without_a_port_gets_the_default_port() {
         assert_eq!(address("node7"), "node7:9469");
         assert_eq!(address("node7:80"), "node7:80");
         assert_eq!(address("fe80::1"), "[fe80::1]:9469");
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_says_cannot_move_the_cursor() {
+    fn text_of_a_server_cannot_move_the_cursor() {
         let status = serde_json::json!({
             "state": "serving\u{1b}[2J", "exports": [{ "name": "a\nb", "mode": "ro" }],
         });
