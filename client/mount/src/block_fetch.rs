@@ -1,6 +1,6 @@
-//! How bytes of files come: the blocks that are missing are fetched in parts, which are
-//! flights that all who want a block share; kept in the cache; and given to readers.
-//! Readers go before what nobody waits for.
+//! Reads and fetches blocks: fetches missing blocks in parts that all readers of a
+//! block share, stores them in the cache, and answers reads. Reads go before prefetches
+//! and the fill.
 
 use super::cache::{BLOCK_BYTES, CacheFile, block_extent};
 use super::content::{Content, blocking};
@@ -13,14 +13,14 @@ use verbatim_proto::read::Part;
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};
 
-/// Blocks in one part.
+/// The most blocks in one fetch.
 const FETCH_BLOCKS_MAX: usize = (PART_BYTES_MAX / BLOCK_BYTES) as usize;
 
-/// How often a block may vanish under its reader before that is an error.
+/// How often eviction may punch a block before its reader gets an error.
 const READ_TRIES_MAX: usize = 8;
 
 impl Content {
-    /// Bytes of a version; all of them, or why not.
+    /// Reads a range of a version: all bytes, or a fault.
     pub async fn read(
         self: &Arc<Self>,
         path: &WirePath,
@@ -52,14 +52,14 @@ impl Content {
         Err(Fault::new(Code::NoSpace, "the cache is too small for what is read at a time"))
     }
 
-    /// Bytes of a version that came lately, if all of them are at hand.
+    /// A range of a version, if one recent fetch received all of it.
     pub fn recent_bytes(&self, file: &CacheFile, offset: u64, len: usize) -> Option<ReadBytes> {
         let received = file.in_flight.received(*file.block_range(offset, len as u64).start())?;
         received.at(offset, len)?;
         Some(ReadBytes::Received(received, offset, len))
     }
 
-    /// Copies bytes of a version that came lately, if all of them are at hand.
+    /// Copies a range of a version, if recent fetches received all of it.
     pub fn copy_recent(&self, file: &CacheFile, offset: u64, into: &mut [u8]) -> bool {
         let end = offset + into.len() as u64;
         let mut rest = into;
@@ -77,8 +77,8 @@ impl Content {
         true
     }
 
-    /// Brings what is missing of a range for nobody yet, and waits for it; says how many bytes
-    /// came: those of holes do not.
+    /// Fetches the missing blocks of a range at background priority and waits for them. Returns the
+    /// received bytes, without holes.
     pub async fn fetch_range(
         self: &Arc<Self>,
         path: &WirePath,
@@ -89,7 +89,7 @@ impl Content {
         let (mut bytes, mut last) = (0, None);
         for (_, mut fetch) in self.join_or_fetch(path, file, offset, len, false).await {
             let received = wait_for_fetch(&mut fetch).await?;
-            // The blocks of one flight follow one another.
+            // The blocks of one fetch are consecutive.
             if last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &received)) {
                 bytes += received.byte_count();
             }
@@ -98,7 +98,7 @@ impl Content {
         Ok(bytes)
     }
 
-    /// Has what is missing of a range brought, and joins what is on its way.
+    /// Starts fetches for the missing blocks of a range, and joins those already running.
     async fn join_or_fetch(
         self: &Arc<Self>,
         path: &WirePath,
@@ -120,7 +120,7 @@ impl Content {
         joined
     }
 
-    /// Has a range brought that nobody waits for, as far as there is room.
+    /// Starts background fetches for a range, as far as there are permits for read-ahead.
     pub fn prefetch(
         self: &Arc<Self>,
         path: &WirePath,
@@ -143,7 +143,7 @@ impl Content {
         }
     }
 
-    /// Brings a run of blocks, keeps them, and tells all who wait.
+    /// Fetches consecutive blocks, stores them in the cache, and wakes all waiters.
     async fn fetch_blocks(
         self: Arc<Self>,
         path: WirePath,
@@ -151,9 +151,9 @@ impl Content {
         fetch: BlockFetch,
         _permit: Option<OwnedSemaphorePermit>,
     ) {
-        // It is never closed.
+        // The semaphore is never closed.
         let _fetch = self.fetches.acquire().await;
-        // Some may have come since they were looked for.
+        // Another fetch may have stored some of them since.
         let absent: Vec<u32> =
             fetch.blocks.iter().copied().filter(|block| !file.has(*block)).collect();
         let (Some(&first), Some(&last)) = (absent.first(), absent.last()) else {
@@ -184,7 +184,8 @@ impl Content {
         }
     }
 
-    /// Keeps blocks that came; whether it could. What cannot be kept was brought all the same.
+    /// Stores received blocks; returns whether the cache took all. Readers get blocks that it
+    /// refused too.
     pub(super) fn store_blocks(&self, file: &CacheFile, blocks: &[u32], received: &Landed) -> bool {
         let mut stored = true;
         for &block in blocks {
@@ -204,11 +205,11 @@ impl Content {
     }
 }
 
-/// What a reader gets.
+/// The bytes of an answered read.
 pub(crate) enum ReadBytes {
-    /// From the cache file.
+    /// Read from the cache file.
     Cached(Vec<u8>),
-    /// From what came, an offset and a length of the file.
+    /// Received data, with the offset and length of the read.
     Received(Arc<Landed>, u64, usize),
 }
 
@@ -223,15 +224,15 @@ impl ReadBytes {
     }
 }
 
-/// Waits for the end of a flight. Whoever flies it has a deadline.
+/// Waits for a fetch to finish. The fetch itself has a deadline.
 async fn wait_for_fetch(fetch: &mut watch::Receiver<FetchResult>) -> Result<Arc<Landed>, Fault> {
     let lost = || Fault::new(Code::LinkLost, "what was on its way was given up");
     let result = fetch.wait_for(Option::is_some).await.map_err(|_| lost())?;
     result.clone().unwrap_or_else(|| Err(lost()))
 }
 
-/// Puts a range together: each block from what was brought, or from the cache. `None` when one
-/// has gone from there meanwhile.
+/// Assembles a range from received blocks and from the cache. `None` if eviction punched one of its
+/// blocks meanwhile.
 fn assemble(
     file: &CacheFile,
     offset: u64,
@@ -247,7 +248,7 @@ fn assemble(
         let extent = block_extent(block, file.size);
         let from = offset.max(extent.offset);
         let count = (end.min(extent.offset + extent.len) - from) as usize;
-        // A flight brings no block that was there.
+        // A fetch skips blocks that the cache has.
         match received.get(&block).and_then(|received| received.gather(from, count)) {
             Some(part) => bytes.extend_from_slice(&part),
             None => match file.read(from, count)? {

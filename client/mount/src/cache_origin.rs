@@ -1,23 +1,23 @@
-//! Which server a cache is of: what is kept is found by the server's fingerprint, and a
-//! mount that asks no server must know it. Written when a mount begins with a server,
-//! read when one begins without.
+//! The server that a cache was filled from. Cache keys contain the server's
+//! fingerprint, so an offline mount must know it. An online mount stores it, an offline
+//! mount loads it.
 
 use super::MountOptions;
 use super::cache::{Cache, Key};
 use verbatim_control::Fingerprint;
 use verbatim_proto::{Code, Digest, Fault};
 
-/// The kind of file that a server is kept in.
+/// The kind of cache file that stores the fingerprint.
 const KIND: &str = "server";
 
-/// Notes the server of a source. Where that fails there is nothing to show without it.
+/// Stores the server of a source. If that fails, the source cannot be mounted offline.
 pub(super) fn remember(cache: &Cache, options: &MountOptions, server: &str) {
     if let Err(error) = cache.store_source_fact(KIND, &key(options), server.as_bytes()) {
         tracing::warn!(cause = %error, "this cache cannot be shown without the server");
     }
 }
 
-/// The server of a source that was mounted before.
+/// Loads the server of a source that was mounted before.
 pub(super) fn server(cache: &Cache, options: &MountOptions) -> Result<String, Fault> {
     let kept = cache.load_source_fact(KIND, &key(options)).unwrap_or_default();
     let text = String::from_utf8(kept).unwrap_or_default();
@@ -29,7 +29,7 @@ pub(super) fn server(cache: &Cache, options: &MountOptions) -> Result<String, Fa
     Ok(text)
 }
 
-/// What the server of a source is kept under.
+/// The key that the server of a source is stored under.
 fn key(options: &MountOptions) -> Key {
     let source = format!("{} {}", options.remote.peer(), options.remote.path);
     let Digest(value) = Digest::of(source.as_bytes());

@@ -1,7 +1,7 @@
-//! The line to the server: one session at a time, made anew when it is lost, for as
-//! long as the mount lives. Questions that it loses are asked again until their
-//! deadline; while there is no server they are answered at once, so that nobody waits
-//! for longer than that.
+//! The connection to the server: one session at a time, reconnected for as long as the
+//! mount lives. Requests that a lost session did not answer are retried until their
+//! deadline. While the server is away requests fail at once, so that no reader waits
+//! longer than its deadline.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -19,16 +19,16 @@ use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Part;
 use verbatim_proto::{Code, Fault, Kept, WirePath};
 
-/// Questions that may wait for the session.
+/// Requests that may be queued for the session.
 const REQUESTS_MAX: usize = 1024;
 
-/// How long a question waits for a server that has been away for longer than the timeout.
+/// How long a request waits for a server that was away for longer than the timeout.
 const WAIT_MIN: Duration = Duration::from_secs(1);
 
-/// How soon a question that was lost is asked again.
+/// The pause before a request is retried.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// The line.
+/// The connection of a mount.
 pub(crate) struct Connection {
     requests: mpsc::Sender<Ask>,
     status: Arc<Mutex<ConnectionStatus>>,
@@ -36,24 +36,24 @@ pub(crate) struct Connection {
     buffers: Arc<Spares>,
 }
 
-/// How the line is.
+/// The state of the connection, as the status reports it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionStatus {
     /// Whether there is a session.
     pub up: bool,
-    /// Whether there never will be one.
+    /// Whether the mount never connects.
     pub offline: bool,
-    /// What data moves over, or moved over last.
+    /// The transport that data moves over, or moved over last.
     pub carried: Carried,
-    /// Why there is none.
+    /// Why there is no session.
     pub cause: Option<String>,
-    /// Since when there is none.
+    /// Since when there is no session.
     pub down_since: Option<Instant>,
-    /// How often another one was made.
+    /// How often the connection was made again.
     pub reconnects: u64,
 }
 
-/// A part that came, and what is known of its file.
+/// A verified part of a file, with the file's info and metadata.
 pub(crate) struct FetchedPart {
     pub info: FileInfo,
     pub meta: Kept,
@@ -61,7 +61,8 @@ pub(crate) struct FetchedPart {
 }
 
 impl Connection {
-    /// A line over this session and those that follow it; without one there is only the cache.
+    /// Serves requests over this session and over those that replace it. Without a session every
+    /// request fails, and only the cache is served.
     pub fn start(session: Option<Session>, options: SessionOptions) -> Self {
         let (requests, receiver) = mpsc::channel(REQUESTS_MAX);
         let timeout = options.timeout;
@@ -74,7 +75,7 @@ impl Connection {
         Self { requests, status, timeout, buffers: Arc::default() }
     }
 
-    /// How it is.
+    /// The state of the connection now.
     pub fn status(&self) -> ConnectionStatus {
         self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -84,12 +85,12 @@ impl Connection {
         self.status.lock().unwrap_or_else(PoisonError::into_inner).up
     }
 
-    /// What is at a path; a link is not followed.
+    /// The entry at a path; a symlink is not followed.
     pub async fn stat(&self, path: &WirePath) -> Result<Seen, Fault> {
         self.with_retries(|answer| Ask::Look(path.clone(), answer)).await
     }
 
-    /// What is in a folder.
+    /// The entries of a folder.
     pub async fn list(&self, path: &WirePath) -> Result<Listing, Fault> {
         self.with_retries(|answer| Ask::List(path.clone(), answer)).await
     }
@@ -99,7 +100,7 @@ impl Connection {
         self.with_retries(|answer| Ask::Describe(path.clone(), answer)).await
     }
 
-    /// A part of a file, verified, of a file that did not change.
+    /// Fetches a part of a file and verifies it. Fails if the file changed meanwhile.
     pub async fn fetch(
         &self,
         path: &WirePath,
@@ -109,7 +110,7 @@ impl Connection {
         self.fetch_until(self.deadline(), path, part, priority).await
     }
 
-    /// The same until a deadline.
+    /// Fetches a part like `fetch`, until a deadline of the caller.
     pub async fn fetch_until(
         &self,
         deadline: Instant,
@@ -125,7 +126,7 @@ impl Connection {
         }
     }
 
-    /// The same, which does not wait for a server that is away.
+    /// Fetches a part once; does not wait for a server that is away.
     pub async fn fetch_without_retry(
         &self,
         path: &WirePath,
@@ -134,8 +135,8 @@ impl Connection {
         self.try_fetch(path, part, Haste::default(), self.deadline()).await
     }
 
-    /// Until when a question that is asked now waits. A server that has been away for long is
-    /// not waited for by each reader anew.
+    /// The deadline of a request sent now. A server that has been away for long costs each reader
+    /// at most `WAIT_MIN`.
     pub fn deadline(&self) -> Instant {
         let now = Instant::now();
         let whole = now + self.timeout;
@@ -150,7 +151,7 @@ impl Connection {
         priority: Haste,
         deadline: Instant,
     ) -> Result<FetchedPart, Fault> {
-        // A worker that is late writes into the buffer of its own try.
+        // A late worker then writes into the buffer of its own attempt.
         let buffer = Arc::new(PartBuffer::new(part, priority, &self.buffers));
         let request = |answer| Ask::Fetch(path.clone(), buffer.clone(), answer);
         let meta = self.try_once(request, deadline).await?;
@@ -200,18 +201,18 @@ impl Connection {
             && Instant::now() + RETRY_DELAY < deadline
     }
 
-    /// What to say when there is no answer.
+    /// The cause of the lost session, or a default text.
     fn cause_or(&self, otherwise: &str) -> String {
         self.status().cause.unwrap_or_else(|| otherwise.to_owned())
     }
 }
 
-/// Whether a fault is of the line, not of what was asked.
+/// Whether the connection failed, not the request.
 pub(crate) fn is_connection_fault(fault: &Fault) -> bool {
     matches!(fault.code, Code::LinkLost | Code::TimedOut | Code::Stopping)
 }
 
-/// Keeps a session until nobody asks any more.
+/// Runs one session after the other until all senders of requests are gone.
 async fn run_sessions(
     session: Option<Session>,
     mut options: SessionOptions,
@@ -222,7 +223,7 @@ async fn run_sessions(
         return fail_all(&mut requests, "the mount is offline").await;
     };
     let peer = peer(&options.connect.host, options.connect.port);
-    // Another server, however trusted, has other files.
+    // Another server, even a trusted one, has other files.
     options.connect.fingerprint = Some(session.server());
     loop {
         let set_carried = |carried| {
@@ -246,7 +247,8 @@ async fn run_sessions(
     }
 }
 
-/// Connects until there is a session, and answers meanwhile; none when nobody asks any more.
+/// Reconnects with backoff and fails requests meanwhile. Returns `None` when all senders of
+/// requests are gone.
 async fn reconnect(
     options: &SessionOptions,
     requests: &mut mpsc::Receiver<Ask>,
@@ -277,7 +279,7 @@ async fn reconnect(
             }
         }
     }
-    // A mount never gives up.
+    // The backoff of a mount never gives up.
     None
 }
 
@@ -289,7 +291,7 @@ async fn fail_all(requests: &mut mpsc::Receiver<Ask>, cause: &str) {
 
 fn fail_request(request: Ask, cause: &str) {
     let fault = Fault::new(Code::LinkLost, cause);
-    // Whoever gave up needs no answer.
+    // The requester may have timed out.
     match request {
         Ask::Look(_, answer) => drop(answer.send(Err(fault))),
         Ask::List(_, answer) => drop(answer.send(Err(fault))),

@@ -1,6 +1,7 @@
-//! What is in files: which version a reader gets, and its bytes, from the cache or from
-//! the server. A reader keeps the version that it opened; when that is gone from the
-//! server and not all of it is in the cache, it is told so, and never given another.
+//! Versions and bytes of files: which version an open returns, and its bytes, from the
+//! cache or from the server. A reader keeps the version that it opened. When that
+//! version is gone from the server and incomplete in the cache, the reader gets an
+//! error, never bytes of another version.
 
 use super::cache::{BLOCK_BYTES, Cache, CacheFile, FILE_BYTES_MAX, Key};
 use super::cache_keys::CacheKeys;
@@ -22,25 +23,26 @@ use verbatim_proto::{Code, Extent, Fault, Kept, WirePath};
 /// Parts that are fetched at a time; each takes up to `PART_BYTES_MAX` of memory.
 const FETCHES_MAX: usize = 16;
 
-/// How many of them may be for what nobody waits for yet.
+/// How many of these fetches may be read-ahead.
 const READ_AHEAD_FETCHES_MAX: usize = 10;
 
-/// How long a file that was just written is waited for: until then a later write could hide.
+/// How long an open waits for a file that was just written: a later write could leave its time
+/// unchanged.
 const SETTLE_MAX: Duration = Duration::from_secs(5);
 
-/// How often it is looked at meanwhile.
+/// How often the open checks the file meanwhile.
 const SETTLE_EVERY: Duration = Duration::from_millis(250);
 
-/// Why a file is not opened.
+/// Why an open fails.
 #[derive(Debug)]
 pub(crate) enum OpenError {
-    /// What is there is not what the kernel was told of: it must look again.
+    /// The file is not the one that the kernel looked up: it must look again.
     Stale,
-    /// Anything else.
+    /// Any other fault.
     Fault(Fault),
 }
 
-/// What is in files.
+/// The cache, the connection and the limits that reads share.
 pub(crate) struct Content {
     pub connection: Connection,
     pub cache: Cache,
@@ -74,7 +76,7 @@ impl Content {
         }
     }
 
-    /// What is here of a version like this.
+    /// The cached version with these attributes.
     pub async fn find_cached(
         self: &Arc<Self>,
         path: &WirePath,
@@ -88,8 +90,8 @@ impl Content {
         found.filter(matches)
     }
 
-    /// The version that is there now, as the kernel knows it; for a reader, who `waits`, or for
-    /// nobody yet.
+    /// Opens the current version with the attributes that the kernel knows. `waits` says whether a
+    /// reader waits for it.
     pub async fn open(
         self: &Arc<Self>,
         path: &WirePath,
@@ -98,7 +100,7 @@ impl Content {
     ) -> Result<Arc<CacheFile>, OpenError> {
         let (key, deadline) = (self.keys.of_content(path, &facts), self.connection.deadline());
         if facts.shared().is_some() {
-            // What it was while this was its only name is not what it is.
+            // Content cached by path while the file had one link is void now.
             let (this, alone) = (self.clone(), self.keys.of_path(path, ""));
             blocking(move || this.cache.discard(&alone)).await;
         }
@@ -112,13 +114,13 @@ impl Content {
             let part = Part { size: file.size, version, want: Extent::new(0, 0) };
             match self.connection.fetch_without_retry(path, part).await {
                 Ok(_) => return Ok(file),
-                // What is cached is served on.
+                // Without a server the cached version is served.
                 Err(fault) if is_connection_fault(&fault) => return Ok(file),
                 Err(fault) if fault.code == Code::Changed => {}
                 Err(fault) => return Err(OpenError::Fault(fault)),
             }
         }
-        // Who opens the same file at once waits for the first, and finds what it brought.
+        // Concurrent opens of one file wait for the first, and find the version it cached.
         let turn = self.open_once.lock().unwrap_or_else(PoisonError::into_inner).turn_of(key);
         let _reader = waits.then(|| self.gate.reader_waits());
         if waits {
@@ -135,7 +137,7 @@ impl Content {
         }
     }
 
-    /// Opens a version of which nothing is here, and brings its first block with it.
+    /// Opens a version that is not cached, and fetches its first block.
     async fn open_new(
         self: &Arc<Self>,
         path: &WirePath,
@@ -163,11 +165,12 @@ impl Content {
                 return Err(OpenError::Stale);
             }
             match info.version {
-                // What several names share is kept as what it was said to be, or not at all.
+                // Hard links share one cached file by version, so an unexpected version must not be
+                // stored.
                 Some(version) if !facts.may_be(version) => return Err(OpenError::Stale),
                 Some(version) if want == first => break (info, version, data),
                 Some(_) => want = first,
-                // Nothing is brought that could not be kept.
+                // No data is fetched that could not be stored.
                 None if Instant::now() < deadline => {
                     want = Extent::new(0, 0);
                     sleep(SETTLE_EVERY).await;
@@ -191,7 +194,7 @@ impl Content {
         version: u64,
         data: Landed,
     ) -> std::io::Result<Arc<CacheFile>> {
-        // Who finds the file from here on waits for what came, and does not fetch it again.
+        // Readers that find the file from here on join this fetch.
         let first = |file: &CacheFile| match info.size > 0 && !file.has(0) {
             true => file.in_flight.join(&[0], 1, false).0,
             false => Vec::new(),
@@ -206,7 +209,7 @@ impl Content {
         Ok(file)
     }
 
-    /// How much of a file is allocated at the source: of a sparse one less than it is long.
+    /// The bytes allocated at the source: fewer than the size for a sparse file.
     pub async fn allocated_bytes(&self, path: &WirePath, facts: Facts) -> Result<u64, Fault> {
         let part = Part { size: facts.size, version: None, want: Extent::new(0, 0) };
         self.connection
@@ -215,14 +218,14 @@ impl Content {
             .map(|fetched| fetched.info.allocated)
     }
 
-    /// The metadata of a file as it is there now.
+    /// The current metadata of a file.
     pub async fn meta(&self, path: &WirePath, facts: Facts) -> Result<Kept, Fault> {
         let part = Part { size: facts.size, version: None, want: Extent::new(0, 0) };
         self.connection.fetch(path, part, Haste::default()).await.map(|fetched| fetched.meta)
     }
 }
 
-/// Does what may take a while where others need not wait for it.
+/// Runs blocking work on the thread pool.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.expect("what is done there does not panic")
 }

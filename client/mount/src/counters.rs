@@ -1,20 +1,20 @@
-//! What a mount has done since it began: numbers for its status and its metrics. Only
-//! counted here; told by `status`.
+//! Counters of a mount since it started, for its status and its metrics. Only counts
+//! here; `status` reports them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The numbers.
+/// The counters.
 #[derive(Debug, Default)]
 pub(crate) struct MountCounters {
-    /// Bytes that were brought from the server.
+    /// Bytes received from the server.
     pub fetched_bytes: AtomicU64,
-    /// Bytes that were given to readers by this process.
+    /// Bytes that this process returned to readers.
     pub read_bytes: AtomicU64,
-    /// Parts that could not be brought.
+    /// Fetches that failed.
     pub failures: AtomicU64,
     /// Files that were opened.
     pub opens: AtomicU64,
-    /// Of these, those that the kernel reads past this process.
+    /// Opens that use passthrough.
     pub passthrough_opens: AtomicU64,
 }
 

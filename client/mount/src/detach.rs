@@ -1,8 +1,8 @@
-//! A mount that becomes a plain folder: when all is here, the tree is made beside the
-//! mount point, of copies of what is in the cache; a mirror of the source brings what
-//! is not and checks the rest; then the mount goes and the tree takes its place. Where
-//! somebody had to be waited for, another mirror follows. What an earlier run has made
-//! of it is gone on with. The cache is left as it is: others may use it.
+//! Detach: turns a mount into a plain folder. When the fill is complete, copies cached
+//! files into a staging tree beside the mount point. A sync with the source fetches and
+//! checks the rest. Then the mount ends and the tree is renamed to its place. If
+//! processes used the mount meanwhile, another sync follows. A later run resumes a
+//! staging tree. The cache stays as it is: other mounts may use it.
 
 use super::MountOptions;
 use super::cache::{BLOCK_BYTES, CacheFile};
@@ -27,18 +27,17 @@ use verbatim_files::{Folder, Rules, Target};
 use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Code, Fault, Filter, Meta, WirePath, plan};
 
-/// Files that are placed at a time: each waits for the disk.
+/// Files that are copied at a time: each waits for the disk.
 const FILES_MAX: usize = 16;
 
-/// Files with several names that are known to be placed; the mirror fetches what is beyond.
+/// The most hard-linked files that are remembered as copied; the sync fetches those beyond.
 const LINKED_FILES_MAX: usize = 1 << 18;
 
-/// The permission bits of folders and files until the mirror gives them their own: nobody else's
-/// business before.
+/// The modes until the sync sets the real ones: other users get no access before.
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// What makes a mount a folder.
+/// The parts of a mount that detach needs.
 pub(super) struct Detach {
     pub content: Arc<Content>,
     pub fill_progress: Arc<FillProgress>,
@@ -46,7 +45,7 @@ pub(super) struct Detach {
 }
 
 impl Detach {
-    /// Waits for the fill, and makes the tree; returns where it is.
+    /// Waits for the fill and builds the tree; returns its path.
     pub async fn build_tree(&self, options: &MountOptions) -> Result<PathBuf, Fault> {
         self.fill_progress.ended.notified().await;
         let tree = staging_path(&options.mountpoint);
@@ -57,8 +56,8 @@ impl Detach {
         Ok(tree)
     }
 
-    /// Brings what changed while somebody used the mount. What cannot be brought now is what
-    /// rdma-sync would find to do: a tree that was whole is no reason for none.
+    /// Syncs changes made while the mount was in use. A failure is only logged: the tree was
+    /// complete, and rdma-sync can repeat this.
     pub async fn catch_up(&self, options: &MountOptions, stop: impl Future<Output = ()>) {
         let synced = match self.content.connection.is_up() {
             true => self.sync_tree(options, &options.mountpoint, stop).await,
@@ -72,14 +71,14 @@ impl Detach {
         }
     }
 
-    /// Puts what is all in the cache where it belongs. What cannot be put there is fetched.
+    /// Copies complete cached files into the tree; the sync fetches all others.
     async fn copy_cached_files(&self, base: &WirePath, tree: &Path) -> Result<(), Fault> {
         let tree = Arc::new(Folder::open(tree)?);
         let (mut walk, mut under_way) = (Walk::new(base.clone()), JoinSet::new());
-        // Files with several names that have one: the mirror gives them the others.
+        // Hard-linked files that have one name in the tree: the sync adds the others.
         let mut linked = HashSet::new();
         while let Some(found) = walk.next(&self.content).await {
-            // The mirror meets it again, and tells.
+            // The sync meets the fault again and reports it.
             let Ok((path, facts)) = found else { continue };
             let names: Vec<&[u8]> = path.names().skip(base.names().count()).collect();
             let (tree, below) = (tree.clone(), WirePath::parse(&names.join(&b'/'))?);
@@ -142,7 +141,7 @@ impl Detach {
     }
 }
 
-/// Gives the tree the place of the mount, which is gone.
+/// Renames the tree to the mount point, which is unmounted.
 pub(super) fn replace_mountpoint(tree: &Path, mountpoint: &Path) -> Result<(), Fault> {
     let cannot = |error: &io::Error| {
         let (tree, at) = (tree.display(), mountpoint.display());
@@ -153,7 +152,8 @@ pub(super) fn replace_mountpoint(tree: &Path, mountpoint: &Path) -> Result<(), F
     File::open(parent).and_then(|folder| folder.sync_all()).map_err(|error| cannot(&error))
 }
 
-/// Makes the folder of the tree, or finds it; another's is not taken, nor what a link leads to.
+/// Creates the staging folder or takes an existing one. Rejects a folder of another user and a
+/// symlink.
 fn make_staging_folder(tree: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(FOLDER_MODE).create(tree) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -165,7 +165,7 @@ fn make_staging_folder(tree: &Path) -> io::Result<()> {
     }
 }
 
-/// Where the tree is made.
+/// The path of the staging tree.
 fn staging_path(mountpoint: &Path) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(mountpoint.file_name().unwrap_or_default());
@@ -173,7 +173,7 @@ fn staging_path(mountpoint: &Path) -> PathBuf {
     mountpoint.with_file_name(name)
 }
 
-/// Copies a version that is all here, under its name only when it lasts.
+/// Copies a complete cached version; the file gets its name only when it is durable.
 fn copy_if_absent(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<(), Fault> {
     let matches = |there: Entry| {
         let found = (there.kind, there.size, there.mtime_ns);
@@ -182,7 +182,7 @@ fn copy_if_absent(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<()
     if tree.stat(path, false).is_ok_and(matches) {
         return Ok(());
     }
-    // Nothing of it is punched from here on.
+    // A pinned file is not punched.
     if !file.pin() {
         return Err(Fault::new(Code::NotFound, "not all of it is in the cache"));
     }
@@ -195,14 +195,14 @@ fn copy(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<(), Fault> {
     let rules = Rules::of_user();
     let target = Target::create(tree, path, file.size, FILE_MODE)?;
     copy_bytes(file, &target)?;
-    // What else the source has, the mirror gives it.
+    // The sync sets the other metadata.
     let ((uid, gid), mtime_ns) = (rules.user, file.mtime_ns);
     let meta = Meta { mode: FILE_MODE, uid, gid, atime_ns: mtime_ns, mtime_ns, xattrs: vec![] };
     target.describe(&meta, &rules)?;
     Target::commit(&[Arc::new(target)]).pop().expect("one answer per target")
 }
 
-/// Copies all of it, block by block as it was verified; an error when not all is there.
+/// Copies all verified blocks; fails if one is missing.
 fn copy_bytes(file: &CacheFile, target: &Target) -> Result<(), Fault> {
     for offset in (0..file.size).step_by(BLOCK_BYTES as usize) {
         let len = BLOCK_BYTES.min(file.size - offset) as usize;
@@ -230,7 +230,7 @@ mod tests {
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&tree, &link).expect("links");
         assert!(make_staging_folder(&link).is_err());
-        // A folder with something in it is not replaced.
+        // A folder with entries is not replaced.
         let place = dir.path().join("place");
         fs::create_dir_all(place.join("full")).expect("makes");
         let refused = replace_mountpoint(&tree, &place).expect_err("it is not empty");

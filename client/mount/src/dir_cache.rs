@@ -1,6 +1,6 @@
-//! Folders as they were listed last, for a moment: whoever lists a folder looks at what
-//! is in it next, and need not ask the server for each name. Bounded by entries; the
-//! oldest go first.
+//! Directory cache: keeps recent listings for a second, so that the lookups which
+//! follow a listing need no requests. Bounded by entries; the oldest listings are
+//! dropped first.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use verbatim_client::remote_fs::attributes::Facts;
 use verbatim_client::remote_fs::listing::Listing;
 
-/// How long a listing answers for its names.
+/// How long a listing answers lookups.
 pub(crate) const LISTING_TTL: Duration = Duration::from_secs(1);
 
-/// The most entries that are kept, of all folders.
+/// The most entries in memory, of all folders.
 const ENTRIES_MAX: usize = 1 << 20;
 
-/// The folders.
+/// The cached listings.
 #[derive(Default)]
 pub(crate) struct DirCache(Mutex<Listings>);
 
@@ -23,18 +23,18 @@ struct Listings {
     listings: HashMap<u64, (Instant, Arc<Listing>)>,
     order: VecDeque<(Instant, u64)>,
     entries: usize,
-    /// How often something changed.
+    /// How often listings were invalidated.
     changes: u64,
 }
 
 impl DirCache {
-    /// How often something changed so far; what is listed is as old as that.
+    /// The number of invalidations so far; a request notes it before it is sent.
     pub fn changes(&self) -> u64 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).changes
     }
 
-    /// Keeps a listing of a folder that was asked for after so many changes; one that is older
-    /// than the last answers for nothing.
+    /// Caches a listing that was requested after this many invalidations. A listing requested
+    /// before the last invalidation is dropped.
     pub fn insert(&self, folder: u64, listing: Arc<Listing>, changes: u64, now: Instant) {
         let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if cached.changes != changes {
@@ -56,14 +56,15 @@ impl DirCache {
         }
     }
 
-    /// What a fresh listing says of a name; none where there is no fresh one.
+    /// The attributes of a name in a fresh listing. The outer `None` means that no fresh listing
+    /// exists.
     pub fn find(&self, folder: u64, name: &[u8], now: Instant) -> Option<Option<Facts>> {
         let cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (since, listing) = cached.listings.get(&folder)?;
         (now.duration_since(*since) <= LISTING_TTL).then(|| listing.find(name))
     }
 
-    /// Forgets all: something changed.
+    /// Drops all listings after a change.
     pub fn invalidate(&self) {
         let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *cached = Listings { changes: cached.changes + 1, ..Listings::default() };

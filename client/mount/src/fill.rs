@@ -1,8 +1,8 @@
-//! The fill: brings all of a tree in the background, several files at a time, so that
-//! small ones share their round trips, and lets readers go first. Ends when all is here
-//! or the cache is full: it never has anything removed. What is here already costs
-//! nothing; what fails is counted and left to its readers, and then not all is here. A
-//! server that is away is waited for.
+//! The fill: fetches all files of the tree in the background, several at a time, so
+//! that small files share round trips. Readers go first. Ends when all is cached or the
+//! cache is full; it never evicts. Cached blocks cost nothing. A failed file is
+//! counted, left to its readers, and makes the fill incomplete. Waits for a server that
+//! is away.
 
 use super::cache::{BLOCK_BYTES, CacheFile};
 use super::connection::is_connection_fault;
@@ -19,39 +19,39 @@ use verbatim_client::remote_fs::attributes::{Facts, Kind};
 use verbatim_engine::local_io::range_buffer::PART_BYTES_MAX;
 use verbatim_proto::{Code, Fault, WirePath};
 
-/// Files that are brought at a time.
+/// Files that are fetched at a time.
 const FILES_MAX: usize = 16;
 
-/// How often a file that changes meanwhile is begun.
+/// How often a file that changes meanwhile is tried.
 const TRIES_MAX: usize = 3;
 
-/// How long it waits for a server that is away.
+/// The pause between two looks for a server that is away.
 const AWAY_POLL: Duration = Duration::from_secs(1);
 
-/// How much a tree is filled.
+/// Whether the fill runs, and its rate limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// Only what is read is brought.
+    /// Only blocks that are read are fetched.
     Off,
-    /// All of it, so many bytes a second at most; none for as fast as it goes.
+    /// All files are fetched, at most at this rate in bytes a second; `None` is unlimited.
     On(Option<u64>),
 }
 
-/// How far it is.
+/// The progress of the fill.
 #[derive(Debug, Default)]
 pub(super) struct FillProgress {
     stage: AtomicU8,
     files: AtomicU64,
     bytes: AtomicU64,
     failed: AtomicU64,
-    /// Told once, when it ends.
+    /// Notified once, when the fill ends.
     pub ended: Notify,
 }
 
 const STAGES: [&str; 5] = ["off", "filling", "complete", "cache full", "incomplete"];
 
 impl FillProgress {
-    /// For the status.
+    /// The progress for the status.
     pub fn to_json(&self) -> Value {
         let stage = STAGES[usize::from(self.stage.load(Ordering::Relaxed)) % STAGES.len()];
         let number = |it: &AtomicU64| it.load(Ordering::Relaxed);
@@ -62,19 +62,19 @@ impl FillProgress {
     }
 }
 
-/// What became of a file.
+/// The outcome of one file.
 #[derive(Debug, PartialEq, Eq)]
 enum FileOutcome {
-    /// All of it is here.
+    /// The cache has all of it.
     Complete,
-    /// It is gone, or no file any more: there is nothing to bring.
+    /// The file was removed or replaced by something else.
     Gone,
-    /// There is no room for it.
+    /// The cache has no room for it.
     CacheFull,
     Failed,
 }
 
-/// What is brought, and how fast.
+/// The state that the fetches of all files share.
 struct Filler {
     content: Arc<Content>,
     progress: Arc<FillProgress>,
@@ -83,7 +83,7 @@ struct Filler {
     fetched: AtomicU64,
 }
 
-/// Brings all that a walk comes to.
+/// Fetches every file of a walk.
 pub(super) async fn fill(
     content: Arc<Content>,
     mut walk: Walk,
@@ -133,7 +133,7 @@ pub(super) async fn fill(
 }
 
 impl Filler {
-    /// Waits until the server is there, and a moment at least.
+    /// Waits until there is a session, and `AWAY_POLL` at least.
     async fn wait_for_server(&self) {
         sleep(AWAY_POLL).await;
         while !self.content.connection.is_up() {
@@ -141,7 +141,7 @@ impl Filler {
         }
     }
 
-    /// Counts a file that is done with; whether the cache is full.
+    /// Counts a finished file; returns whether the cache is full.
     fn count_finished(&self, done: Option<Result<FileOutcome, tokio::task::JoinError>>) -> bool {
         let outcome = done.and_then(Result::ok).unwrap_or(FileOutcome::Failed);
         let count = match outcome {
@@ -153,7 +153,7 @@ impl Filler {
         false
     }
 
-    /// Brings a file, as it is when it is brought.
+    /// Fetches the current version of a file.
     async fn fill_file(self: Arc<Self>, path: WirePath, mut facts: Facts) -> FileOutcome {
         let mut cause = Fault::new(Code::Changed, "it changes all the time");
         for _ in 0..TRIES_MAX {
@@ -187,24 +187,24 @@ impl Filler {
         FileOutcome::Failed
     }
 
-    /// Whether so many bytes fit in the cache beside what is there.
+    /// Whether this many bytes fit in the cache without eviction.
     fn has_room(&self, bytes: u64) -> bool {
         let (used, most, _) = self.content.cache.usage();
         bytes == 0 || used.saturating_add(bytes) <= most
     }
 
-    /// Brings what is missing of a version.
+    /// Fetches the missing blocks of a version.
     async fn fill_version(&self, path: &WirePath, facts: Facts) -> Result<FileOutcome, OpenError> {
         let content = &self.content;
         let found = content.find_cached(path, facts).await;
         let (new, missing) =
             (found.is_none(), found.map_or(facts.size, |file| file.missing_bytes(0..=u32::MAX)));
-        // Of a sparse file only what is allocated takes room.
+        // A sparse file takes only its allocated bytes.
         let most = match self.has_room(missing) {
             true => u64::MAX,
             false => content.allocated_bytes(path, facts).await.map_err(OpenError::Fault)?,
         };
-        // Opening it brings its first block, for which nothing may have to go.
+        // Opening stores the first block, which must not evict anything.
         if !self.has_room(missing.min(most)) {
             return Ok(FileOutcome::CacheFull);
         }
@@ -222,17 +222,17 @@ impl Filler {
         }
         for offset in (0..file.size).step_by(PART_BYTES_MAX as usize) {
             let len = PART_BYTES_MAX.min(file.size - offset);
-            // What is allocated may be less than comes: a source may compress.
+            // More may arrive than is allocated at the source: its file system may compress.
             let missing = file.missing_bytes(file.block_range(offset, len));
             if most < u64::MAX && !self.has_room(missing.min(most)) {
                 return Ok(FileOutcome::CacheFull);
             }
             self.fill_part(path, &file, offset, len).await.map_err(OpenError::Fault)?;
         }
-        // What came and could not be kept is not here.
+        // Blocks that the cache refused are missing still.
         match file.missing_bytes(0..=u32::MAX) {
             0 => {
-                // Who opens it next need not verify it once more.
+                // The next open then need not verify the version again.
                 content.cache.touch(&file);
                 Ok(FileOutcome::Complete)
             }
@@ -251,13 +251,13 @@ impl Filler {
         let missing = file.missing_bytes(file.block_range(offset, len));
         let permit = self.content.gate.acquire(missing).await;
         let received = self.content.fetch_range(path, file, offset, len).await?;
-        // A hole says nothing of the link.
+        // A hole tells nothing about the link.
         if received > 0 {
             permit.received(self.content.counters.fetched_bytes.load(Ordering::Relaxed));
         }
         drop(permit);
         self.progress.bytes.fetch_add(len, Ordering::Relaxed);
-        // Only what came over the network counts.
+        // The rate limit counts only bytes from the network.
         let bytes = self.fetched.fetch_add(received, Ordering::Relaxed) + received;
         if let Some(rate) = self.rate {
             let due = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);

@@ -1,45 +1,46 @@
-//! How much the fill may have under way while somebody reads: as much as keeps the link
-//! at work, and little more, because what a reader asks for queues behind it. Learned
-//! from what comes: the rate of late, and the least time that anything took. Pure: it is
-//! told the time. Used by `priority_gate`.
+//! The window of the fill while files are read: enough bytes in flight to keep the link
+//! busy, and little more, because reads queue behind them. Estimated from the recent
+//! rate and the lowest latency, as congestion control does. Pure: the caller passes the
+//! time. Used by `priority_gate`.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Over how long the rate is looked at.
+/// The interval that the rate is measured over.
 const RATE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// After how long the least time that something took is looked for anew.
+/// The interval after which an old lowest latency is discarded.
 const LATENCY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What may wait in front of the link so that it never runs dry, at least.
+/// The least queueing time in front of the link, so that it never runs dry.
 const QUEUE_TIME_MIN: Duration = Duration::from_millis(4);
 
-/// And as a part of the least time, so that it grows to fill a long link.
+/// The queueing time as a part of the latency, so that the window grows to fill a long link.
 const QUEUE_TIME_SHARE: u32 = 4;
 
-/// What may be under way before anything is known.
+/// The window before anything was measured.
 const WINDOW_BYTES_INITIAL: u64 = 1 << 20;
 
-/// The most, whatever is measured.
+/// The largest window, whatever is measured.
 const WINDOW_BYTES_MAX: u64 = 64 << 20;
 
-/// How many things that came are remembered at most.
+/// The most samples that are stored.
 const SAMPLES_MAX: usize = 1024;
 
-/// What is known of the link.
+/// The measurements of the link.
 #[derive(Debug, Default)]
 pub(super) struct FillWindow {
-    /// When how much had come, the latest last.
+    /// When a fetch finished and how many bytes had arrived by then, the latest last.
     samples: VecDeque<(Duration, u64)>,
-    /// The least time of this while, and of the one before.
+    /// The lowest latency of this interval and of the one before.
     latency_min: Option<Duration>,
     latency_min_before: Option<Duration>,
     latency_since: Duration,
 }
 
 impl FillWindow {
-    /// Something came that took so long; all that came so far, for whomever, is `total`.
+    /// Records a finished fetch of this latency; `total` counts all bytes received so far, for
+    /// readers too.
     pub fn received(&mut self, now: Duration, total: u64, latency: Duration) {
         if now.saturating_sub(self.latency_since) > LATENCY_INTERVAL {
             (self.latency_min_before, self.latency_min, self.latency_since) =
@@ -55,7 +56,7 @@ impl FillWindow {
         }
     }
 
-    /// How many bytes may be under way.
+    /// The bytes that the fill may have in flight.
     pub fn limit_bytes(&self) -> u64 {
         let latency_min = [self.latency_min, self.latency_min_before].into_iter().flatten().min();
         let (Some(rate), Some(latency_min)) = (self.rate(), latency_min) else {
@@ -66,7 +67,7 @@ impl FillWindow {
         (bytes as u64).min(WINDOW_BYTES_MAX)
     }
 
-    /// Bytes a second of late.
+    /// The recent rate in bytes a second.
     fn rate(&self) -> Option<f64> {
         let ((from, before), (to, after)) = (*self.samples.front()?, *self.samples.back()?);
         let time = to.saturating_sub(from).as_secs_f64();
@@ -81,13 +82,13 @@ mod tests {
     const FILE: u64 = 100 << 10;
     const STEP: Duration = Duration::from_micros(100);
 
-    /// A link that carries one thing after another at a rate, and takes a while to answer.
+    /// A link that carries one fetch after another at a rate, and adds a delay.
     struct SimulatedLink {
         rate: u64,
         delay: Duration,
         free_at: Duration,
         carried: u64,
-        /// When each comes, when it was asked for, and whether a reader waits for it.
+        /// When each fetch arrives, when it was requested, and whether a reader waits for it.
         pending: Vec<(Duration, Duration, bool)>,
     }
 
@@ -103,8 +104,8 @@ mod tests {
         }
     }
 
-    /// Fills for so long while a reader wants something every 20 ms. Says which part of the link
-    /// was used in the second half, and how long the reader waited then on average.
+    /// Fills for some seconds while a reader fetches every 20 ms. Returns the used share of the
+    /// link and the reader's mean wait, both in the second half.
     fn simulate_fill(rate: u64, delay: Duration, seconds: u64) -> (f64, Duration) {
         let mut link =
             SimulatedLink { rate, delay, free_at: STEP, carried: 0, pending: Vec::new() };
@@ -148,7 +149,7 @@ mod tests {
             let delay = Duration::from_millis(delay_ms);
             let (used, waited) = simulate_fill(rate, delay, 20);
             assert!(used > 0.95, "{rate} {delay_ms}: {used}");
-            // Its own time on the link, the way there, and some of what is in front.
+            // Its own time on the link, the delay, and part of the queue in front.
             let own = delay + Duration::from_secs_f64(FILE as f64 / rate as f64);
             let most = own + own / 2 + 3 * QUEUE_TIME_MIN;
             assert!(waited < most, "{rate} {delay_ms}: {waited:?}, not {most:?}");

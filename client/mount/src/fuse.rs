@@ -1,7 +1,7 @@
-//! The door: what the kernel asks becomes questions to `Tree` and `Content`, on tasks of
-//! their own, so that one that waits keeps nobody else waiting. Bytes that are in the
-//! cache are answered on the spot. Every question has an answer: a reply that is dropped
-//! is an error to the kernel, and all that is waited for has a deadline.
+//! FUSE: implements `fuser::Filesystem` by calls of `Tree` and `Content`. A request
+//! that may wait runs on its own task, so that it does not block other requests. Bytes
+//! in the cache are answered at once. Every request gets a reply: the kernel turns a
+//! dropped reply into EIO, and every wait has a deadline.
 
 use super::cache::CacheFile;
 use super::fill::FillProgress;
@@ -24,38 +24,38 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use verbatim_client::remote_fs::attributes::Kind;
 
-/// Requests that the kernel may have under way without anybody waiting.
+/// The most requests that the kernel may send without a process waiting for them.
 const BACKGROUND_MAX: u16 = 64;
 
-/// The largest read ahead of the kernel, and the most that it asks for at once.
+/// The kernel's read-ahead, and the largest read that it sends.
 pub(super) const KERNEL_READAHEAD_BYTES: u32 = 1 << 20;
 
-/// The FUSE of Linux 5.10: kernels since 5.5 check what they are told of files.
+/// The FUSE minor version of Linux 5.10: kernels since 5.5 reject invalid attributes.
 const VALIDATES_ATTRS_SINCE: u32 = 32;
 
 thread_local! {
-    /// What the last answer of this thread was read into: as long as the kernel asks for.
+    /// The buffer for replies of this thread. It grows to the largest read and is reused.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The door.
+/// The file system that fuser serves.
 pub(super) struct FuseFs {
     pub tree: Arc<Tree>,
     pub handles: Arc<Handles>,
     pub fill_progress: Arc<FillProgress>,
     pub runtime: Handle,
     pub owner: (u32, u32),
-    /// Whether the kernel knows nonsense when it is told some; it says what it is at the start.
+    /// Whether this kernel rejects invalid attributes; INIT negotiates it.
     pub validates_attrs: bool,
 }
 
 impl FuseFs {
-    /// Answers on a task of its own.
+    /// Answers a request on its own task.
     fn spawn(&self, answer: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(answer);
     }
 
-    /// Answers with what is in an open folder from a place on.
+    /// Replies with the entries of an open folder from an offset on.
     fn list(&self, handle: FileHandle, from: u64, reply: impl DirReply) {
         let Some(folder) = self.handles.folder(handle.0) else { return reply.fail(Errno::EBADF) };
         let context = ReplyContext { mounter: self.owner, validates_attrs: self.validates_attrs };
@@ -65,7 +65,7 @@ impl FuseFs {
 
 impl Filesystem for FuseFs {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Each is a help where the kernel has it, and nothing needs it.
+        // Each flag helps where the kernel supports it; none is required.
         for flag in [
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_READDIRPLUS_AUTO,
@@ -92,8 +92,8 @@ impl Filesystem for FuseFs {
             match tree.look_up(parent.0, &name).await {
                 Ok((number, facts)) => {
                     let ttl = tree.ttl();
-                    // The kernel is told one number for two things. Where they differ it asks
-                    // for the attributes by themselves, which have the right one.
+                    // A FUSE entry has one number for the node and for st_ino. If these differ,
+                    // attributes that expire at once make the kernel ask for st_ino by GETATTR.
                     let same = tree.nodes().shown_ino(number) == number;
                     let believed = if same { ttl } else { Duration::ZERO };
                     let attr = file_attr(number, facts, owner);
@@ -119,7 +119,7 @@ impl Filesystem for FuseFs {
             Some(facts) => reply.attr(&ttl, &file_attr(shown, facts, owner)),
             None => reply.error(Errno::ESTALE),
         };
-        // Nobody looks up the name of a folder that he is in, or holds open.
+        // The kernel does not look up the name of a working directory or of an open folder.
         if known.is_some_and(|facts| facts.kind == Kind::Folder) {
             return self.spawn(async move { answer(tree.folder_facts(number.0).await) });
         }
@@ -186,7 +186,7 @@ impl Filesystem for FuseFs {
                 answer.resize(len as usize, 0);
             }
             let bytes = &mut answer[..len as usize];
-            // What came lately may be in several pieces.
+            // Recently received bytes may be in several fetches.
             if tree.content.copy_recent(&open.file, offset, bytes)
                 || matches!(open.file.read_into(offset, bytes), Some(Ok(())))
             {
@@ -262,7 +262,7 @@ impl Filesystem for FuseFs {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        // How large the source is nobody knows; what the cache holds of it is told.
+        // The size of the source is unknown, so statfs reports the cache.
         let (used, most, _) = self.tree.content.cache.usage();
         let (blocks, free) = (most / 4096, most.saturating_sub(used) / 4096);
         let nodes = self.tree.nodes().len() as u64;

@@ -1,5 +1,5 @@
-//! What the kernel is answered, in its own words: attributes, kinds and
-//! error numbers made of what the tree says. Pure; called by `fuse` and `readdir`.
+//! Conversions to FUSE types: attributes, file types and errno values. Pure; called by
+//! `fuse` and `readdir`.
 
 use super::tree::TreeError;
 use fuser::{Errno, FileAttr, FileType, INodeNo, ReplyXattr};
@@ -7,12 +7,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use verbatim_client::remote_fs::attributes::{Facts, Kind};
 use verbatim_proto::Fault;
 
-/// Attributes of the system describe the source's machine, not this one.
+/// Whether an extended attribute is shown. Those of the namespaces system and security describe the
+/// source's machine.
 pub(super) fn is_shown_xattr(name: &[u8]) -> bool {
     name.starts_with(b"user.") || name.starts_with(b"trusted.")
 }
 
-/// Answers with a value, or with how long it is, as the kernel asked.
+/// Replies with a value or, for size 0, with its length.
 pub(super) fn reply_xattr(value: &[u8], size: u32, reply: ReplyXattr) {
     match size as usize {
         0 => reply.size(value.len() as u32),
@@ -21,7 +22,7 @@ pub(super) fn reply_xattr(value: &[u8], size: u32, reply: ReplyXattr) {
     }
 }
 
-/// What the kernel is told of trouble.
+/// The errno of an error.
 pub(super) fn errno(trouble: &TreeError) -> Errno {
     let Fault { code, .. } = match trouble {
         TreeError::Stale => return Errno::ESTALE,
@@ -30,18 +31,18 @@ pub(super) fn errno(trouble: &TreeError) -> Errno {
     trouble.errno(*code)
 }
 
-/// What the kernel calls a kind.
+/// The FUSE type of an entry.
 pub(super) fn file_type(kind: Kind) -> FileType {
     match kind {
         Kind::File => FileType::RegularFile,
         Kind::Folder => FileType::Directory,
         Kind::Symlink => FileType::Symlink,
-        // Which of them it is the server does not say; none can be used here.
+        // The server does not tell fifos, sockets and devices apart; none can be opened here.
         Kind::Special => FileType::NamedPipe,
     }
 }
 
-/// The attributes of something, under the number that is shown; `mounter` has what is nobody's.
+/// The attributes of a node for the kernel; `mounter` owns files without an owner.
 pub(super) fn file_attr(number: u64, facts: Facts, mounter: (u32, u32)) -> FileAttr {
     let (uid, gid) = facts.owner().unwrap_or(mounter);
     let since = Duration::from_nanos(facts.mtime_ns.unsigned_abs());

@@ -1,6 +1,6 @@
-//! What is open: files with the version each reader has, and folders. Decides who reads
-//! past this process: all open files of one number do, or none, because the kernel
-//! refuses a mixture.
+//! Open handles: files with the version that each reader has, and folders. Decides
+//! about FUSE passthrough: all handles of one node use it or none, because the kernel
+//! rejects a mixture.
 
 use super::cache::CacheFile;
 use super::read_ahead::ReadAhead;
@@ -16,21 +16,21 @@ pub(super) struct OpenFile {
     pub path: WirePath,
     pub file: Arc<CacheFile>,
     pub read_ahead: Mutex<ReadAhead>,
-    /// Whether all of the file is held for the kernel to read past us.
+    /// Whether the file is pinned in the cache for passthrough.
     pinned: bool,
 }
 
-/// An open folder; listed when it is read from its beginning.
+/// An open folder; a read from its beginning lists it.
 pub(super) struct OpenFolder {
     pub number: u64,
     pub path: WirePath,
     pub listing: Mutex<Option<FolderSnapshot>>,
 }
 
-/// A folder as it was listed for who has it open, and after how many changes.
+/// The change count and the listing that an open folder was read at.
 pub(super) type FolderSnapshot = (u64, Arc<Listing>);
 
-/// How the open files of one number are read.
+/// How the open handles of one node read it.
 struct ReadMode {
     opens: u32,
     backing: Option<Arc<BackingId>>,
@@ -44,7 +44,7 @@ struct HandleTable {
     modes: HashMap<u64, ReadMode>,
 }
 
-/// All that is open.
+/// All open handles.
 #[derive(Default)]
 pub(super) struct Handles(Mutex<HandleTable>);
 
@@ -53,9 +53,8 @@ impl Handles {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a file, which is `pinned` if all of it is. `back` is asked for a backing if it is the
-    /// first of its number; the others do as the first does. Returns the handle, and the backing
-    /// to use.
+    /// Opens a file; `pinned` if it is pinned in the cache. Calls `open_backing` for the first
+    /// handle of a node; later handles follow it. Returns the handle and its backing.
     pub fn open(
         &self,
         number: u64,
@@ -91,7 +90,7 @@ impl Handles {
         self.state().files.get(&handle).cloned()
     }
 
-    /// Closes a file.
+    /// Closes a file and unpins it.
     pub fn close(&self, handle: u64) -> Option<Arc<OpenFile>> {
         let mut state = self.state();
         let open = state.files.remove(&handle)?;

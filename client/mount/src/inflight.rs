@@ -1,6 +1,6 @@
-//! Blocks that are on their way: whoever wants one that another reader has asked for
-//! waits for that one. A flight ends for all who wait at once, well or not. What came may
-//! stay at hand for who comes later, until it is forgotten: `recent_blocks` says for how long.
+//! Single-flight fetches: a reader that needs a block another reader is fetching waits
+//! for that fetch. Each fetch finishes once, with data or a fault, for all its waiters.
+//! A received block stays available here until `recent_blocks` removes it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,19 +8,20 @@ use tokio::sync::watch;
 use verbatim_engine::local_io::range_buffer::{Haste, Landed};
 use verbatim_proto::Fault;
 
-/// How a flight ended, and what it brought; nothing while it is under way.
+/// The result of a fetch; `None` while it is running.
 pub(crate) type FetchResult = Option<Result<Arc<Landed>, Fault>>;
 
-/// The blocks of one file that are on their way, or at hand.
+/// The blocks of one file that are being fetched, or were received recently.
 #[derive(Default)]
 pub struct InFlight(Mutex<FetchesByBlock>);
 
 type FetchesByBlock = HashMap<u32, (watch::Receiver<FetchResult>, Haste)>;
 
-/// A flight, for whoever has to end it. Dropped without an end, those who wait hear so.
+/// A running fetch of consecutive blocks. The owner finishes it; if the owner drops it unfinished,
+/// all waiters get an error.
 pub(crate) struct BlockFetch {
     pub blocks: Vec<u32>,
-    /// Whether somebody waits for it.
+    /// Whether a reader waits for the fetch.
     pub priority: Haste,
     sender: watch::Sender<FetchResult>,
 }
@@ -30,9 +31,9 @@ impl InFlight {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Joins the flights of these blocks, as somebody who `waits` or who does not. Those that
-    /// nobody has asked for begin, in runs of at most `blocks_max`: they are returned first, to be
-    /// flown.
+    /// Joins the running fetches of these blocks, and raises their priority if a reader `waits`.
+    /// Blocks without a fetch get new ones, of at most `blocks_max` consecutive blocks. Returns the
+    /// new fetches, which the caller runs, and a receiver for each block.
     pub(crate) fn join(
         &self,
         blocks: &[u32],
@@ -43,7 +44,7 @@ impl InFlight {
         let mut started: Vec<BlockFetch> = Vec::new();
         let mut joined = Vec::with_capacity(blocks.len());
         for &block in blocks {
-            // One that ended without its end being told was let go of.
+            // A closed channel without a result belongs to a fetch that was dropped.
             let existing = fetches.get(&block).filter(|it| it.0.has_changed().is_ok()).cloned();
             let (receiver, priority) = existing.unwrap_or_else(|| {
                 let extends_run = |fetch: &&mut BlockFetch| {
@@ -74,29 +75,29 @@ impl InFlight {
         (started, joined)
     }
 
-    /// Ends a flight. One that came stays at hand until it is forgotten or dropped.
+    /// Finishes a fetch. Received data stays available until the fetch is removed or dropped.
     pub(crate) fn finish(&self, fetch: &BlockFetch, result: Result<Arc<Landed>, Fault>) {
         let failed = result.is_err();
-        // Nobody may wait any more.
+        // All waiters may be gone.
         let _ = fetch.sender.send(Some(result));
         if failed {
             self.remove(fetch);
         }
     }
 
-    /// Nothing of a flight is at hand any more.
+    /// Removes the blocks of a fetch.
     pub(crate) fn remove(&self, fetch: &BlockFetch) {
         let mut fetches = self.fetches();
         let own = fetch.sender.subscribe();
         for block in &fetch.blocks {
-            // Another one may have begun since.
+            // A newer fetch may own the block.
             if fetches.get(block).is_some_and(|(it, _)| it.same_channel(&own)) {
                 fetches.remove(block);
             }
         }
     }
 
-    /// One block is not at hand any more: it was given up.
+    /// Removes one received block: the cache punched it.
     pub(crate) fn remove_block(&self, block: u32) {
         let mut fetches = self.fetches();
         if fetches.get(&block).is_some_and(|(it, _)| it.borrow().is_some()) {
@@ -104,7 +105,7 @@ impl InFlight {
         }
     }
 
-    /// What brought a block, if that is at hand.
+    /// The data of a received block.
     pub(crate) fn received(&self, block: u32) -> Option<Arc<Landed>> {
         let fetches = self.fetches();
         let (receiver, _) = fetches.get(&block)?;
@@ -134,7 +135,7 @@ mod tests {
         }
         let ended = |at: &(u32, watch::Receiver<FetchResult>)| at.1.borrow().is_some();
         assert!(first.iter().all(ended) && ended(&second[0]) && !ended(&second[1]));
-        // One that is let go of does not keep others waiting.
+        // A dropped fetch does not block later readers.
         drop(more);
         let (again, _) = in_flight.join(&[6], 2, false);
         assert_eq!(again.len(), 1);

@@ -1,7 +1,7 @@
-//! `rdma-mount` as a library: a tree of a server as a file system of this machine,
-//! read-only, with a cache on local disk. `fuse` speaks with the kernel, `tree` knows
-//! names, `content` knows bytes, `connection` keeps a session with the server, `cache` keeps
-//! what came. Never touches the terminal.
+//! `rdma-mount` as a library: shows a tree of a server as a read-only FUSE file system
+//! with a cache on local disk. `fuse` answers the kernel, `tree` resolves names,
+//! `content` reads bytes, `connection` keeps a session with the server, `cache` stores
+//! blocks. Never touches the terminal.
 
 #![forbid(unsafe_code)]
 
@@ -61,51 +61,51 @@ use verbatim_client::{ClientError, SessionOptions};
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Fault, Watch};
 
-/// Threads that take the kernel's questions.
+/// Threads that read FUSE requests.
 const FUSE_THREADS: usize = 4;
 
-/// How long readers get to let go of a mount that ends.
+/// How long an unmount waits for readers to close their files.
 const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 
-/// How often that is tried.
+/// The pause between two tries to unmount.
 const UNMOUNT_RETRY: Duration = Duration::from_millis(100);
 
-/// What is mounted where, and how.
+/// The source, the mount point and the options of a mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
-    /// What.
+    /// The folder of the server that is mounted.
     pub remote: Remote,
-    /// What it was called: mount(8) finds by this that a line of fstab is mounted.
+    /// The source as the user wrote it: mount(8) matches lines of fstab against this name.
     pub name: String,
-    /// Where.
+    /// The folder that the tree is mounted on.
     pub mountpoint: PathBuf,
-    /// Where what came is kept.
+    /// The folder of the cache.
     pub cache: PathBuf,
-    /// How much of it.
+    /// The most bytes that the cache stores.
     pub cache_bytes: u64,
-    /// Whether other users may use it.
+    /// Whether other users may access the mount.
     pub allow_other: bool,
-    /// Whether nothing there may be executed.
+    /// Whether programs in the mount cannot be executed.
     pub noexec: bool,
-    /// Whether complete files are read past this process.
+    /// Whether the kernel reads complete files by FUSE passthrough.
     pub passthrough: bool,
-    /// Whether all of it is brought.
+    /// Whether all files are fetched in the background.
     pub fill: Fill,
-    /// Whether it becomes a plain folder when all is here.
+    /// Whether the mount becomes a plain folder when the fill is complete.
     pub detach: bool,
-    /// Whether no server is asked: only what is in the cache is there.
+    /// Whether the mount serves only the cache and never connects.
     pub offline: bool,
-    /// Whether the server tells changes as they happen.
+    /// Whether the server reports changes as they happen.
     pub watch: bool,
 }
 
-/// Why there is no mount.
+/// Why a mount did not start, or did not end.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// The server cannot be reached, or does not let this client in.
+    /// The server cannot be reached, or rejects this client.
     #[error("{0}")]
     Client(#[from] ClientError),
-    /// The mount point or the device is not what it must be.
+    /// The mount point or the FUSE device cannot be used.
     #[error("{0}")]
     Mountpoint(#[from] MountpointError),
     /// The cache cannot be used.
@@ -117,12 +117,12 @@ pub enum MountError {
 }
 
 impl MountError {
-    /// Whether it was told to end before it stood.
+    /// Whether a signal stopped the command before the file system was mounted.
     pub fn is_interruption(&self) -> bool {
         matches!(self, Self::Fault(fault) if fault.code == Code::Interrupted)
     }
 
-    /// What to do about it.
+    /// The next step for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Client(error) => error.hint(),
@@ -136,7 +136,7 @@ impl MountError {
     }
 }
 
-/// A mount that stands.
+/// A mounted file system.
 pub struct Mount {
     options: MountOptions,
     unmounter: fuser::SessionUnmounter,
@@ -146,18 +146,19 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Connects and mounts. The server must be there now; later it may come and go. Where `stop`
-    /// completes before the kernel is asked to mount, it is not; later `stay` is to hear of it.
+    /// Connects and mounts. The server must answer now; later the mount survives its absence. If
+    /// `stop` completes before the kernel mounts, nothing is mounted; later `run_until` handles it.
     pub async fn start(
         mut options: MountOptions,
         mut session: SessionOptions,
         stop: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<Self, MountError> {
-        // Each version that is open takes two, also where there is no session to raise it.
+        // Each open version takes two descriptors, also without a session, which would raise the
+        // limit.
         verbatim_files::limit::raise_open_files();
-        // Attributes come with the metadata of files.
+        // The server sends extended attributes only with the metadata of files.
         session.preserve = true;
-        // The kernel names what is mounted by where it is, and not by a link that leads there.
+        // The kernel names mounts by their real path, never by a symlink.
         let given = std::mem::take(&mut options.mountpoint);
         options.mountpoint = content::blocking(move || mountpoint::resolve(&given)).await;
         let (cache, server, first) = tokio::select! {
@@ -173,7 +174,7 @@ impl Mount {
         let owner = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let (handles, runtime) = (Arc::new(Handles::default()), tokio::runtime::Handle::current());
         let fill_progress = Arc::new(fill::FillProgress::default());
-        // Without a server there is nothing to bring.
+        // Without a server there is nothing to fetch.
         if let (Fill::On(rate), false) = (options.fill, options.offline) {
             tokio::spawn(fill::fill(
                 tree.content.clone(),
@@ -208,7 +209,7 @@ impl Mount {
         let (config, at) = (config(&options), options.mountpoint.clone());
         let make = move || {
             let session = fuser::Session::new(fuse_fs, &at, &config)?;
-            // The kernel has said by now how much it would, which ends what is told it before.
+            // The kernel has answered INIT by now; it would overwrite a setting made earlier.
             if let Err(error) = mountpoint::set_read_ahead(&at, fuse::KERNEL_READAHEAD_BYTES) {
                 tracing::debug!(cause = %error, "the kernel reads ahead as it does by itself");
             }
@@ -233,13 +234,13 @@ impl Mount {
         Ok(Self { options, unmounter, ended, detach: None, status_handle })
     }
 
-    /// Says how it is while it stands.
+    /// A handle that reads the status while the file system is mounted.
     pub fn status_handle(&self) -> StatusHandle {
         self.status_handle.clone()
     }
 
-    /// Stays until somebody unmounts it, or `stop` completes and it is unmounted, or all is here
-    /// and it becomes a folder, where that was asked for.
+    /// Runs until the file system is unmounted. Unmounts it when `stop` completes. With `detach`,
+    /// replaces it by a plain folder when the fill is complete.
     pub async fn run_until(mut self, stop: impl Future<Output = ()>) -> Result<(), MountError> {
         tokio::pin!(stop);
         let detach = self.detach.take();
@@ -277,8 +278,8 @@ impl Mount {
         Ok(())
     }
 
-    /// Unmounts as soon as nobody uses it, and says whether somebody did; none where that is not
-    /// waited for any longer.
+    /// Unmounts as soon as no process uses the mount. Returns whether it had to wait, or `None`
+    /// when `stop` completed first.
     async fn unmount_when_unused(
         &mut self,
         stop: &mut (impl Future<Output = ()> + Unpin),
@@ -300,7 +301,7 @@ impl Mount {
         }
     }
 
-    /// Unmounts, whoever uses it.
+    /// Unmounts; detaches the mount if it is still in use after `UNMOUNT_MAX`.
     async fn unmount_or_detach(&mut self) -> Result<(), MountError> {
         let at = self.options.mountpoint.clone();
         let deadline = tokio::time::Instant::now() + UNMOUNT_MAX;
@@ -312,7 +313,8 @@ impl Mount {
                 Err(_) if tokio::time::Instant::now() < deadline => {
                     tokio::time::sleep(UNMOUNT_RETRY).await;
                 }
-                // Who still reads gets an error when this process ends, and nobody new comes.
+                // Readers get an error when this process ends, and new ones no longer find the
+                // mount.
                 Err(error) => {
                     tracing::warn!(mountpoint = %at.display(), cause = %error, "still in use");
                     let path = at.clone();
@@ -322,18 +324,18 @@ impl Mount {
         }
     }
 
-    /// Waits for the kernel to be done with it.
+    /// Waits until the kernel has released the mount.
     async fn wait_for_kernel(mut self) {
         let _ = tokio::time::timeout(UNMOUNT_MAX, &mut self.ended).await;
         let mut unmounter = self.unmounter;
-        // Nothing is left of it but what this object remembers.
+        // The kernel has released the mount; this drops the state of the unmounter.
         let _ = content::blocking(move || unmounter.unmount()).await;
         self.status_handle.tree.flush().await;
     }
 }
 
-/// All that comes before the kernel is asked: a place, a cache, who the server is, and a session
-/// with it where there is to be one.
+/// Prepares everything before the kernel mounts: the mount point, the cache, the identity of the
+/// server, and a session unless the mount is offline.
 async fn prepare(
     options: &MountOptions,
     session: &SessionOptions,
@@ -352,7 +354,7 @@ async fn prepare(
     Ok((cache, server, Some(first)))
 }
 
-/// The first session, with a folder to show.
+/// Connects the first session and checks that the source is a folder.
 async fn connect(options: &MountOptions, session: &SessionOptions) -> Result<Session, MountError> {
     let mut first = Session::connect(session.clone()).await?;
     let there = first.stat(&options.remote.path).await?;
@@ -363,25 +365,26 @@ async fn connect(options: &MountOptions, session: &SessionOptions) -> Result<Ses
     Ok(first)
 }
 
-/// Whether a server that was not reached may be another time: what is here can be shown without.
+/// Whether the server may answer later, so that an offline mount is worth suggesting.
 pub fn is_server_unreachable(error: &ClientError) -> bool {
     may_come_back(error)
 }
 
 fn config(options: &MountOptions) -> Config {
-    // A comma would end it where fusermount3 is told.
+    // fusermount3 splits its options at commas.
     let source = options.name.replace(',', "_");
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(source),
-        // To the kernel itself: fuser tells only fusermount3 of its own option of that name.
+        // As a custom option it reaches the kernel; fuser passes its own `Subtype` only to
+        // fusermount3.
         MountOption::CUSTOM("subtype=rdma-mount".into()),
         MountOption::RO,
         MountOption::NoDev,
         MountOption::NoSuid,
     ];
-    // Where only the user who mounts comes in, the server has said what it may read: bits and
-    // owners of another machine are shown, and decide nothing.
+    // Without allow_other only the mounting user has access, and the server has checked that user.
+    // Modes and owners of another machine are then shown but not enforced.
     let checked = options.allow_other || rustix::process::geteuid().is_root();
     config.mount_options.extend(checked.then_some(MountOption::DefaultPermissions));
     config.mount_options.extend(options.noexec.then_some(MountOption::NoExec));

@@ -1,11 +1,11 @@
-//! The numbers of a mount in the text format of Prometheus, made of its status. Pure;
-//! whoever mounts writes them to a file for node_exporter, or shows them at a port.
+//! The metrics of a mount in the text format of Prometheus, made from its status. Pure;
+//! the caller writes them to a file for node_exporter or serves them over HTTP.
 
 use serde_json::Value;
 use std::fmt::Write;
 use verbatim_telemetry::run::escaped;
 
-/// Name, what kind of number it is, where it is in the status, and what it means.
+/// Name, type, path in the status, and help of each metric.
 const ROWS: [(&str, &str, &str, &str); 16] = [
     ("server_up", "gauge", "/server/up", "1 while there is a session with the server"),
     ("reconnects_total", "counter", "/server/reconnects", "How often the server was lost"),
@@ -25,10 +25,10 @@ const ROWS: [(&str, &str, &str, &str); 16] = [
     ("fill_failed", "gauge", "/fill/failed", "Files and folders that it could not bring"),
 ];
 
-/// The type that a reply with these numbers has.
+/// The content type of the metrics.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The numbers of a mount, with the name of their file, or where it is, as the label `run`.
+/// The metrics of a mount; the label `run` names their file or the mount point.
 pub fn text(status: &Value, run: &str, now: f64) -> String {
     let (mut text, run) = (String::new(), escaped(run));
     for (name, kind, place, help) in ROWS {

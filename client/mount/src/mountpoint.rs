@@ -1,5 +1,5 @@
-//! Where a mount goes: whether it may go there, what an earlier one left there, and how
-//! it is taken away again. Never touches a mount that is not of this command.
+//! The mount point: checks it before mounting, removes a dead mount of an earlier run,
+//! and unmounts. Never touches a mount of another command.
 
 use std::fs;
 use std::io;
@@ -8,64 +8,64 @@ use std::process::{Command, Stdio};
 use verbatim_control::TOKEN_VARIABLE;
 use verbatim_files::mounts::unescape;
 
-/// What the kernel calls mounts of this command.
+/// The type of our mounts in mountinfo.
 const FILE_SYSTEM: &str = "fuse.rdma-mount";
 
-/// The device that all of this goes through.
+/// The FUSE device.
 const DEVICE: &str = "/dev/fuse";
 
-/// Where the kernel has settings of what is mounted, by the number of its device.
+/// The kernel's settings of mounts, by device number.
 const DEVICES: &str = "/sys/class/bdi";
 
-/// What root allows ordinary users.
+/// The file in which root allows user_allow_other.
 const FUSE_CONF: &str = "/etc/fuse.conf";
 
-/// As many links one after the other as the kernel follows.
+/// The most symlinks that the kernel follows in a row.
 const LINKS_MAX: usize = 40;
 
-/// What is wrong with a place.
+/// Why a mount point cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MountpointError {
-    /// There is nothing to mount on, or it is no folder.
+    /// The path does not exist, or is no folder.
     #[error("cannot mount on {}: {cause}", path.display())]
     Unusable {
-        /// Where.
+        /// The mount point.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: String,
     },
-    /// Something is in it, which would be hidden.
+    /// The folder has entries, which the mount would hide.
     #[error("{} is not empty", .0.display())]
     NotEmpty(PathBuf),
-    /// It is mounted already.
+    /// The path is a mount point already.
     #[error("{} is mounted already", .0.display())]
     Mounted(PathBuf),
-    /// The kernel has no FUSE, or this process may not use it.
+    /// The kernel has no FUSE, or this process may not open the device.
     #[error("cannot use {DEVICE}: {0}")]
     Device(io::Error),
-    /// Others are to be let in, and this user may not do that.
+    /// --allow-other is not allowed for this user.
     #[error("--allow-other is not for ordinary users here")]
     AllowOther,
-    /// The kernel, or fusermount3, refused.
+    /// The kernel or fusermount3 refused to mount.
     #[error("cannot mount on {}: {cause}", path.display())]
     Refused {
-        /// Where.
+        /// The mount point.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// It is in use.
+    /// The mount is in use.
     #[error("cannot unmount {}: {cause}", path.display())]
     Busy {
-        /// Where.
+        /// The mount point.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
 }
 
 impl MountpointError {
-    /// What to do about it.
+    /// The next step for the user.
     pub fn hint(&self) -> String {
         match self {
             Self::Unusable { .. } => "give an empty folder that is yours".into(),
@@ -88,11 +88,11 @@ impl MountpointError {
     }
 }
 
-/// Looks whether a mount may go there, and may let `allow_other` in; clears what a daemon that died
-/// has left.
+/// Checks whether a mount may go there, and whether `allow_other` is allowed. Unmounts a dead mount
+/// of an earlier daemon.
 pub(super) fn check_and_clear(path: &Path, allow_other: bool) -> Result<(), MountpointError> {
     if allow_other && !rustix::process::geteuid().is_root() {
-        // Where it cannot be read fusermount3 decides alone.
+        // If the file cannot be read, fusermount3 decides.
         let set = fs::read_to_string(FUSE_CONF).unwrap_or_else(|_| "user_allow_other".into());
         if !allows_other(&set) {
             return Err(MountpointError::AllowOther);
@@ -102,7 +102,7 @@ pub(super) fn check_and_clear(path: &Path, allow_other: bool) -> Result<(), Moun
     device.map_err(MountpointError::Device)?;
     let unusable =
         |cause: &str| MountpointError::Unusable { path: path.to_owned(), cause: cause.into() };
-    // What is below a dead mount cannot be looked at, but its name can.
+    // A dead mount cannot be opened, but mountinfo names it.
     if is_our_mount(path) {
         match fs::metadata(path) {
             Err(error) if error.raw_os_error() == Some(ENOTCONN) => detach(path)?,
@@ -120,10 +120,10 @@ pub(super) fn check_and_clear(path: &Path, allow_other: bool) -> Result<(), Moun
     }
 }
 
-/// Where a path leads to, as the kernel tells it of what is mounted there. What is mounted there
-/// may be dead and not be looked at, but a link that leads there can be.
+/// The real path of a mount point, as mountinfo shows it. A dead mount cannot be opened, but a
+/// symlink to it can be read.
 pub(super) fn resolve(path: &Path) -> PathBuf {
-    // Without a separator at its end, which would have a link followed.
+    // Without a trailing slash, which would follow a symlink.
     let mut at: PathBuf = path.components().collect();
     for _ in 0..LINKS_MAX {
         if let Ok(whole) = at.canonicalize() {
@@ -135,12 +135,12 @@ pub(super) fn resolve(path: &Path) -> PathBuf {
     at
 }
 
-/// Whether these settings let an ordinary user let others in.
+/// Whether fuse.conf allows ordinary users the option allow_other.
 fn allows_other(settings: &str) -> bool {
     settings.lines().any(|line| line.trim() == "user_allow_other")
 }
 
-/// What the kernel said when it did not mount.
+/// Wraps an error of mounting.
 pub(super) fn mount_error(path: &Path, cause: io::Error) -> MountpointError {
     MountpointError::Refused { path: path.to_owned(), cause }
 }
@@ -154,14 +154,14 @@ fn is_our_mount(path: &Path) -> bool {
         .is_some_and(|kind| kind.split(' ').next() == Some(FILE_SYSTEM))
 }
 
-/// What the kernel tells of the mount at this place, if there is one.
+/// The mountinfo line of the mount at this path.
 fn mountinfo_line(path: &Path) -> Option<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    // The folder itself may not be looked at: a dead mount says nothing.
+    // Only the parent is resolved: a dead mount answers no stat.
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new(".")).canonicalize().ok()?;
     let whole = path.file_name().map_or(parent.clone(), |name| parent.join(name));
-    // Of several mounts at one place the last one is seen.
+    // Of several mounts at one path the last is on top.
     let last = mounts.lines().rev().find(|line| {
         let place = line.split(' ').nth(4).unwrap_or_default();
         unescape(place.as_bytes()) == whole.as_os_str().as_encoded_bytes()
@@ -169,8 +169,8 @@ fn mountinfo_line(path: &Path) -> Option<String> {
     last.map(str::to_owned)
 }
 
-/// Has the kernel read so much ahead in what is mounted there: it begins with less, and lets
-/// only root have more. One question instead of several then brings as much.
+/// Sets the kernel's read-ahead of the mount, which starts lower and which only root may raise.
+/// Larger reads replace several small ones.
 pub(super) fn set_read_ahead(path: &Path, bytes: u32) -> io::Result<()> {
     let unfound = || io::Error::from(io::ErrorKind::NotFound);
     let line = mountinfo_line(path).filter(|_| is_our_mount(path)).ok_or_else(unfound)?;
@@ -179,12 +179,12 @@ pub(super) fn set_read_ahead(path: &Path, bytes: u32) -> io::Result<()> {
     fs::write(setting, (bytes >> 10).to_string())
 }
 
-/// Unmounts, if nobody uses it.
+/// Unmounts, if the mount is not in use.
 pub(super) fn unmount(path: &Path) -> Result<(), MountpointError> {
     unmount_with(path, false)
 }
 
-/// Takes the name away at once; who uses it keeps it until they end.
+/// Detaches the mount at once; processes that use it keep it until they end.
 pub(super) fn detach(path: &Path) -> Result<(), MountpointError> {
     unmount_with(path, true)
 }
@@ -206,7 +206,7 @@ fn unmount_with(path: &Path, lazily: bool) -> Result<(), MountpointError> {
     Err(MountpointError::Busy { path: path.to_owned(), cause })
 }
 
-/// An ordinary user's way.
+/// Unmounts by fusermount3, as an ordinary user must.
 fn run_fusermount(path: &Path, lazily: bool) -> io::Result<()> {
     let flags = if lazily { "-uzq" } else { "-uq" };
     let mut command = Command::new("fusermount3");
@@ -218,7 +218,7 @@ fn run_fusermount(path: &Path, lazily: bool) -> io::Result<()> {
     }
 }
 
-/// What a mount answers whose daemon is gone.
+/// The errno of a mount whose daemon is gone.
 const ENOTCONN: i32 = 107;
 
 #[cfg(test)]

@@ -1,59 +1,61 @@
-//! What the kernel knows: numbers of files and folders, and what each is. A number is
-//! made of the names it is reached by, so that it is the same after a restart. A file
-//! whose content changed is another number: the kernel keeps pages by number, and pages
-//! of two versions must never meet. Pure; the caller holds the lock.
+//! The nodes that the kernel knows: their numbers, paths and attributes. A number is a
+//! hash of the path, so it survives a restart. A file whose content changed gets a new
+//! number: the kernel caches pages by number, and pages of two versions must never mix.
+//! Pure; the caller holds the lock.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU64;
 use verbatim_client::remote_fs::attributes::{Facts, Kind};
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
-/// The number of the root, by the rules of FUSE.
+/// The number of the root, fixed by FUSE.
 pub const ROOT: u64 = 1;
 
-/// The versions of one name in one run; then numbers are used again.
+/// The most versions of one name in one run; then numbers are reused.
 const EPOCHS_MAX: u32 = 1 << 20;
 
-/// One thing that the kernel knows, or may ask for.
+/// One file, folder or symlink that the kernel knows.
 #[derive(Debug)]
 struct Node {
     parent: u64,
     name: Box<[u8]>,
     facts: Facts,
-    /// How often the kernel was told of it.
+    /// How many lookups the kernel counts.
     lookups: u64,
-    /// The version that was opened under this number, for good: the kernel may have pages of it.
+    /// The version opened under this number. It never changes: the kernel may have cached its
+    /// pages.
     version: Option<NonZeroU64>,
 }
 
-/// All of them.
+/// All nodes by number.
 #[derive(Debug)]
 pub struct Nodes {
-    /// In a tree: a table grows by doubling, and a million of these must not take twice the room.
+    /// A B-tree: a hash table doubles as it grows, and a million nodes must not take twice the
+    /// memory.
     nodes: BTreeMap<u64, Node>,
-    /// Names of which the first number is no longer the current one.
+    /// By first number: how often the name got a new number.
     epochs: HashMap<u64, u32>,
 }
 
 impl Nodes {
-    /// Only the root.
+    /// A table with only the root.
     pub fn new(facts: Facts) -> Self {
         let (parent, name, version) = (ROOT, Box::default(), None);
         let root = Node { parent, name, facts, lookups: 1, version };
         Self { nodes: BTreeMap::from([(ROOT, root)]), epochs: HashMap::new() }
     }
 
-    /// How many there are.
+    /// The number of nodes.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// What is known of a number.
+    /// The attributes of a node.
     pub fn facts(&self, number: u64) -> Option<Facts> {
         self.nodes.get(&number).map(|node| node.facts)
     }
 
-    /// Where a number is, below the root.
+    /// The path of a node below the root.
     pub fn path(&self, number: u64) -> Result<WirePath, Fault> {
         let gone = || Fault::new(Code::NotFound, "the kernel asked for a number it has forgotten");
         let mut names = Vec::new();
@@ -67,12 +69,12 @@ impl Nodes {
         WirePath::parse(&names.join(&b'/'))
     }
 
-    /// The number of a name in a folder, as it would be told now.
+    /// The number that a lookup of this name would return now.
     pub fn number_of_name(&self, parent: u64, name: &[u8]) -> u64 {
         self.current_number(number_of(parent, name, 0), parent, name)
     }
 
-    /// The same, of a name whose first number this is.
+    /// The current number of the name whose first number is `first`.
     fn current_number(&self, first: u64, parent: u64, name: &[u8]) -> u64 {
         match self.epochs.get(&first) {
             Some(epoch) => self.free_number(number_of(parent, name, *epoch), parent, name),
@@ -80,13 +82,13 @@ impl Nodes {
         }
     }
 
-    /// What a name in a folder is shown as: the number of its first version, or of the file that
-    /// several names lead to.
+    /// The st_ino of a name: the number of its first version, or one shared by all hard links of
+    /// the file.
     pub fn ino_of_name(&self, parent: u64, name: &[u8], facts: &Facts) -> u64 {
         ino_of(facts, || number_of(parent, name, 0))
     }
 
-    /// What a number is shown as, whatever version it is.
+    /// The st_ino of a node, which all its versions share.
     pub fn shown_ino(&self, number: u64) -> u64 {
         match self.nodes.get(&number) {
             Some(node) if number != ROOT => self.ino_of_name(node.parent, &node.name, &node.facts),
@@ -94,21 +96,21 @@ impl Nodes {
         }
     }
 
-    /// The number of a path that the kernel knows.
+    /// The number of a path, if the kernel knows it.
     pub fn find(&self, path: &WirePath) -> Option<u64> {
         let number = path.names().fold(ROOT, |parent, name| self.number_of_name(parent, name));
         self.nodes.contains_key(&number).then_some(number)
     }
 
-    /// Everything that the kernel knows below a path, which is all if that is empty.
+    /// All paths below this one that the kernel knows; the empty path means all.
     pub fn below(&self, path: &WirePath) -> Vec<WirePath> {
         let paths = self.nodes.keys().filter_map(|number| self.path(*number).ok());
         let wanted = |it: &WirePath| !it.is_root() && (path.is_root() || it.is_below(path));
         paths.filter(wanted).collect()
     }
 
-    /// The other names of a file that has several, as far as the kernel knows them. Looks at all
-    /// there is, for the few that have.
+    /// The paths of all hard links of a file that the kernel knows. Scans all nodes; few files have
+    /// several links.
     pub fn hard_links(&self, number: u64) -> Vec<WirePath> {
         let file_of = |node: &Node| node.facts.tied.file;
         let Some(file) = self.nodes.get(&number).and_then(file_of) else { return Vec::new() };
@@ -116,14 +118,14 @@ impl Nodes {
         same.filter_map(|(number, _)| self.path(*number).ok()).collect()
     }
 
-    /// A folder is this now.
+    /// Updates the attributes of a folder.
     pub fn refresh(&mut self, number: u64, facts: Facts) {
         if let Some(node) = self.nodes.get_mut(&number) {
             node.facts = facts;
         }
     }
 
-    /// The number from here on that is this name's, or nobody's.
+    /// The first number from here on that is free or belongs to this name.
     fn free_number(&self, mut number: u64, parent: u64, name: &[u8]) -> u64 {
         let others = |node: &Node| node.parent != parent || *node.name != *name;
         while self.nodes.get(&number).is_some_and(others) {
@@ -132,14 +134,14 @@ impl Nodes {
         number
     }
 
-    /// The server says what a name is: returns its number, and counts that the kernel is told.
-    /// One that was opened and is something else now gets a new number.
+    /// Records the answer to a lookup: counts it and returns the node's number. A name whose opened
+    /// version was replaced gets a new number.
     pub fn record_lookup(&mut self, parent: u64, name: &[u8], facts: Facts) -> u64 {
         self.record_lookup_with_ino(parent, name, facts).0
     }
 
-    /// The same, and what it is shown as: each number of a name costs a hash, and a folder has
-    /// many names.
+    /// Records a lookup and returns the st_ino too. Each number of a name costs a hash, and a
+    /// folder has many names.
     pub fn record_lookup_with_ino(&mut self, parent: u64, name: &[u8], facts: Facts) -> (u64, u64) {
         let first = number_of(parent, name, 0);
         let mut number = self.current_number(first, parent, name);
@@ -162,26 +164,26 @@ impl Nodes {
         (number, ino_of(&facts, || first))
     }
 
-    /// The kernel will give back a number once more than it was told of it.
+    /// Counts a lookup that the kernel will give back by FORGET without having made it.
     pub fn add_lookup(&mut self, number: u64) {
         if let Some(node) = self.nodes.get_mut(&number) {
             node.lookups += 1;
         }
     }
 
-    /// What this number was opened as is no longer what is there: its name gets another one.
+    /// The opened version is no longer current: the name gets a new number.
     pub fn invalidate(&mut self, number: u64) {
         let Some(Node { parent, name, .. }) = self.nodes.get(&number) else { return };
         let (parent, name) = (*parent, name.clone());
-        // An older version that is still open says nothing of the name.
+        // An older version that is still open does not change the name.
         if self.number_of_name(parent, &name) == number {
             let epoch = self.epochs.entry(number_of(parent, &name, 0)).or_default();
             *epoch = (*epoch + 1) % EPOCHS_MAX;
         }
     }
 
-    /// Opens a number as this version, of this size and time; false when it was opened as another,
-    /// or the kernel has been told of another since it asked.
+    /// Binds a number to a version of this size and time. False if it is bound to another, or a
+    /// later lookup returned other attributes.
     pub fn open(&mut self, number: u64, version: u64, (size, mtime_ns): (u64, i64)) -> bool {
         let Some(node) = self.nodes.get_mut(&number) else { return false };
         let Some(version) = NonZeroU64::new(version) else { return false };
@@ -191,7 +193,7 @@ impl Nodes {
             && *node.version.get_or_insert(version) == version
     }
 
-    /// The kernel forgets what it was told so often.
+    /// Handles FORGET: removes the node when its lookups are all given back.
     pub fn forget(&mut self, number: u64, lookups: u64) {
         let Some(node) = self.nodes.get_mut(&number).filter(|_| number != ROOT) else { return };
         node.lookups = node.lookups.saturating_sub(lookups);
@@ -209,22 +211,22 @@ impl Node {
     }
 }
 
-/// What something is shown as whose name has this number first.
+/// The st_ino of a file: derived from its hard-link group, or else its first number.
 fn ino_of(facts: &Facts, first: impl FnOnce() -> u64) -> u64 {
     match facts.tied.file {
-        // In no folder: no name has this number.
+        // Parent 0 is no folder, so no name has this number.
         Some(file) => number_of(0, &file.get().to_le_bytes(), 0),
         None => first(),
     }
 }
 
-/// A number that a name in a folder has in every run.
+/// The hash of a name in a folder, the same in every run.
 fn number_of(parent: u64, name: &[u8], epoch: u32) -> u64 {
     let mut bytes = [&parent.to_le_bytes()[..], &epoch.to_le_bytes()[..]].concat();
     bytes.extend_from_slice(name);
     let Digest(value) = Digest::of(&bytes);
     let number = u64::from_le_bytes(*value.first_chunk().expect("a digest is longer"));
-    // Zero is none, and one is the root.
+    // FUSE reserves zero, and one is the root.
     number.max(ROOT + 1)
 }
 
@@ -236,7 +238,7 @@ mod tests {
         Facts::unknown(kind, 0o644, size, 1)
     }
 
-    /// Opens what is of this size as a version.
+    /// Opens a file of this size as a version.
     fn open(nodes: &mut Nodes, number: u64, version: u64, size: u64) -> bool {
         nodes.open(number, version, (size, 1))
     }
@@ -276,7 +278,7 @@ mod tests {
         let path = WirePath::parse(b"a").expect("plain");
         assert_eq!((nodes.find(&path), nodes.below(&WirePath::root()).len()), (Some(new), 2));
         assert_eq!(nodes.facts(old).expect("still open").size, 2, "what is open stays");
-        // Of the same size and time, and yet another: only opening it shows that.
+        // Another version of the same size and time: only an open reveals it.
         assert!(open(&mut nodes, new, 8, 3));
         nodes.invalidate(new);
         let newest = nodes.record_lookup(ROOT, b"a", facts(Kind::File, 3));
@@ -293,12 +295,12 @@ mod tests {
     fn an_open_of_a_superseded_version_binds_no_version_to_the_number() {
         let mut nodes = nodes();
         let file = nodes.record_lookup(ROOT, b"a", facts(Kind::File, 1));
-        // While it is opened, somebody looks at it, and it is longer.
+        // During the open a lookup finds the file longer.
         assert_eq!(nodes.record_lookup(ROOT, b"a", facts(Kind::File, 2)), file);
         assert!(!open(&mut nodes, file, 7, 1), "the kernel has the new size");
         assert!(!nodes.open(file, 7, (2, 0)), "nor of another time");
         assert!(open(&mut nodes, file, 8, 2), "nothing was bound");
-        // Of the same size and time, and yet said to be another.
+        // Same size and time, but the server reports another version.
         let mut linked = facts(Kind::File, 1);
         linked.tied.version = NonZeroU64::new(5);
         let linked = nodes.record_lookup(ROOT, b"b", linked);
@@ -323,7 +325,8 @@ mod tests {
         let links = nodes.hard_links(one).iter().map(ToString::to_string).collect::<Vec<_>>();
         assert!(links.len() == 2 && links.contains(&"d/b".to_owned()), "{links:?}");
         assert_eq!(nodes.hard_links(other), []);
-        // Of the same size and time, but of another version: whoever opened it keeps its number.
+        // Same size and time, another version: a process that has the old one open keeps its
+        // number.
         file.tied.version = NonZeroU64::new(5);
         nodes.record_lookup(ROOT, b"a", file);
         assert!(open(&mut nodes, one, 5, 1));

@@ -1,8 +1,8 @@
-//! What is remembered of names while the server is away: every folder that was listed,
-//! every folder and link that was looked at, and the root, is kept in the cache by a
-//! thread of its own, and told from there when nobody else can. Bounded by what waits;
-//! what does not fit is not remembered. Of what is not, nobody but who mounts may read
-//! anything. A mount that ends waits for what it has. Called by `Tree` and `Walk`.
+//! Names for offline use: a thread stores each listing, each looked-up folder and
+//! symlink, and the root in the cache. While the server is away they are read from
+//! there. The queue is bounded; a name that does not fit is not stored. Files with
+//! unknown modes are readable by the mounting user alone. An ending mount waits for the
+//! queue. Called by `Tree` and `Walk`.
 
 use super::cache::Key;
 use super::content::Content;
@@ -13,38 +13,38 @@ use verbatim_client::remote_fs::attributes::{Facts, Kind, Seen};
 use verbatim_client::remote_fs::listing::Listing;
 use verbatim_proto::WirePath;
 
-/// Things that may wait to be kept.
+/// Jobs that may be queued.
 const JOBS_MAX: usize = 64;
 
-/// How long a mount that ends waits for them.
+/// How long an ending mount waits for the queue.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 
-/// The kind of file that the root is kept in.
+/// The kind of cache file that stores the root.
 const ROOT_KIND: &str = "root";
 
-/// The name that something has in what is kept of itself.
+/// The name of the single entry in a listing that stores one object.
 const SELF_NAME: &[u8] = b"itself";
 
-/// The permission bits of a file of which only the content is known: others may not have been
-/// let in. A million files may be looked at, which would be as many notes.
+/// The mode of a file whose content is cached but not its attributes: other users may have no
+/// access to it. Storing one for each of a million looked-up files would be too much.
 const UNKNOWN_MODE: u16 = 0o400;
 
-/// What is remembered.
+/// Stores names and reads them back.
 pub(super) struct OfflineNames {
     content: Arc<Content>,
     jobs: mpsc::Sender<StoreJob>,
 }
 
-/// What the thread is to do.
+/// A job of the writer thread.
 enum StoreJob {
     Names(Key, Arc<Listing>),
     Root(Key, Listing),
-    /// Say that all before it is kept.
+    /// Report that all jobs before this one are done.
     Flush(oneshot::Sender<()>),
 }
 
 impl OfflineNames {
-    /// Begins to remember; needs a tokio runtime.
+    /// Starts the writer thread; needs a tokio runtime.
     pub fn new(content: Arc<Content>) -> Self {
         let (jobs, mut next) = mpsc::channel(JOBS_MAX);
         let writer = content.clone();
@@ -68,13 +68,13 @@ impl OfflineNames {
         Self { content, jobs }
     }
 
-    /// A folder was listed.
+    /// Stores the listing of a folder.
     pub fn store_listing(&self, path: &WirePath, listing: &Arc<Listing>) {
-        // Where too much waits it is not remembered.
+        // A full queue drops the listing.
         let _ = self.jobs.try_send(StoreJob::Names(self.key(path, "in"), listing.clone()));
     }
 
-    /// A folder was listed by who has nothing removed for it.
+    /// Stores the listing of a folder if nothing need be evicted for it.
     pub fn store_listing_if_room(&self, path: &WirePath, listing: &Arc<Listing>) {
         let (used, most, _) = self.content.cache.usage();
         if used.saturating_add(listing.encoded_bytes() as u64) <= most {
@@ -82,15 +82,15 @@ impl OfflineNames {
         }
     }
 
-    /// The root was looked at.
+    /// Stores the attributes of the root.
     pub fn store_root(&self, path: &WirePath, seen: Seen) {
         if let Ok(listing) = Listing::of(SELF_NAME, seen) {
             let _ = self.jobs.try_send(StoreJob::Root(self.key(path, "at"), listing));
         }
     }
 
-    /// Something was looked at by itself. What is known of files is in their versions, but not
-    /// which of them have several names.
+    /// Stores the attributes of one entry. For files only hard links are stored: their cached
+    /// versions have the rest.
     pub fn store_entry(&self, path: &WirePath, seen: Seen) {
         let facts = seen.facts();
         if (facts.kind != Kind::File || facts.tied.file.is_some())
@@ -100,7 +100,7 @@ impl OfflineNames {
         }
     }
 
-    /// Waits until all that was told so far is kept, or that takes too long.
+    /// Waits until all queued names are stored, for `FLUSH_MAX` at most.
     pub async fn flush(&self) {
         let (done, kept) = oneshot::channel();
         let all = async {
@@ -121,7 +121,7 @@ impl OfflineNames {
         Listing::decode(&self.content.cache.load_names(&self.key(path, what))?)
     }
 
-    /// What the root was. Reads files, as all of these do.
+    /// The stored attributes of the root. Reads files, as all functions below do.
     pub fn load_root(&self, path: &WirePath) -> Option<Facts> {
         let kept = Listing::decode(
             &self.content.cache.load_source_fact(ROOT_KIND, &self.key(path, "at"))?,
@@ -129,12 +129,12 @@ impl OfflineNames {
         kept.find(SELF_NAME).filter(|facts| facts.kind == Kind::Folder)
     }
 
-    /// What was in a folder.
+    /// The stored listing of a folder.
     pub fn load_listing(&self, path: &WirePath) -> Option<Listing> {
         self.load(path, "in")
     }
 
-    /// What something in a folder was.
+    /// The stored attributes of a name in a folder.
     pub fn load_facts(&self, folder: &WirePath, name: &[u8]) -> Option<Facts> {
         let path = folder.with(name).ok()?;
         let listed = self.load_listing(folder).and_then(|listing| listing.find(name));
@@ -144,8 +144,8 @@ impl OfflineNames {
             return stored;
         }
         let content = &self.content;
-        // A file is what there is of it, where there is something. What is kept under a name was
-        // opened by it when it was its only one, and by no other since.
+        // A cached version knows the size and time of a file. Content under the path's key belongs
+        // to a file that had one link when it was opened.
         if let Some(file) = content.cache.find(&content.keys.of_path(&path, "")) {
             let known = stored.unwrap_or(Facts::unknown(Kind::File, UNKNOWN_MODE, 0, 0));
             return Some(Facts { size: file.size, mtime_ns: file.mtime_ns, ..known.alone() });
@@ -157,7 +157,7 @@ impl OfflineNames {
         listed.filter(is_here).or_else(|| itself().filter(is_here)).or(stored)
     }
 
-    /// Where a link pointed to.
+    /// The stored target of a symlink.
     pub fn load_link_target(&self, folder: &WirePath, name: &[u8]) -> Option<Vec<u8>> {
         let path = folder.with(name).ok()?;
         let listed = || self.load_listing(folder)?.target(name).map(<[u8]>::to_vec);

@@ -1,5 +1,5 @@
-//! Who is opening which file for the first time: the others wait for their turn, and
-//! find what the first has brought. Holds only those that somebody waits for. Used by
+//! Concurrent first opens of a file: one opens it, the others wait for the lock and
+//! find the cached version. Keeps only files with an open in progress. Used by
 //! `content`.
 
 use super::cache::Key;
@@ -11,18 +11,18 @@ use verbatim_engine::local_io::range_buffer::Haste;
 #[derive(Default)]
 pub(crate) struct OpenOnce(HashMap<Key, Arc<OpenTurn>>);
 
-/// The turn of one file.
+/// The lock of one file.
 #[derive(Default)]
 pub(crate) struct OpenTurn {
     pub lock: tokio::sync::Mutex<()>,
-    /// Whether a reader waits for what it brings.
+    /// Whether a reader waits for the open.
     pub priority: Haste,
 }
 
 impl OpenOnce {
-    /// The turn of a file, to be waited for.
+    /// The lock of a file, for the caller to wait on.
     pub fn turn_of(&mut self, key: Key) -> Arc<OpenTurn> {
-        // Those that nobody waits for are done with.
+        // Drops locks that no open uses.
         self.0.retain(|_, turn| Arc::strong_count(turn) > 1);
         self.0.entry(key).or_default().clone()
     }

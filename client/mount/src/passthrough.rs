@@ -1,12 +1,12 @@
-//! Whether complete files are read past this process, and why not. The kernel has to
-//! have it, the daemon has to be privileged, and the file system under the cache has to
-//! be one the kernel takes; what is refused once is not tried again.
+//! FUSE passthrough: whether the kernel reads complete files without this process, and
+//! why not. It needs kernel support, a privileged daemon, and a cache on a file system
+//! that is not stacked. After one refusal it stays disabled.
 
 use fuser::BackingId;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-/// What is known of it.
+/// Whether passthrough is wanted, and why it is disabled.
 #[derive(Debug)]
 pub struct Passthrough {
     wanted: bool,
@@ -14,35 +14,35 @@ pub struct Passthrough {
 }
 
 impl Passthrough {
-    /// Tried where it is wanted.
+    /// Enabled if the user wants it.
     pub fn new(wanted: bool) -> Self {
         let why_not = Mutex::new((!wanted).then(|| "it was not wanted".to_owned()));
         Self { wanted, why_not }
     }
 
-    /// Whether it is to be tried.
+    /// Whether the user wants it.
     pub fn is_wanted(&self) -> bool {
         self.wanted
     }
 
-    /// The kernel said whether it has it.
+    /// Disables passthrough if the kernel lacks it.
     pub(super) fn set_kernel_support(&self, has: bool) {
         if self.wanted && !has {
             self.disable("the kernel does not have it".into());
         }
     }
 
-    /// Whether it may be tried.
+    /// Whether opens should try it.
     pub fn is_usable(&self) -> bool {
         self.why_not().is_none()
     }
 
-    /// Why it is not used; none while it is.
+    /// Why it is disabled; `None` while it is enabled.
     pub fn why_not(&self) -> Option<String> {
         self.why_not.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// It was tried.
+    /// Handles the kernel's answer to an open with passthrough.
     pub(super) fn record_result(&self, tried: io::Result<BackingId>) -> Option<BackingId> {
         match tried {
             Ok(backing) => Some(backing),

@@ -1,6 +1,6 @@
-//! Who goes first: readers at once, the fill as far as the link is not kept from them.
-//! While nobody reads, the fill goes as it likes. Knows no files; used by `content` for
-//! readers and by `fill`.
+//! The priority of readers over the fill: a read passes at once, the fill only within
+//! its window while files are read. Without readers the fill is unlimited. Knows no
+//! files; `content` registers readers, `fill` acquires permits.
 
 use super::fill_window::FillWindow;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,34 +8,34 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-/// For how long after a reader has waited another one is expected.
+/// How long after a read the next one is expected.
 const READER_EXPECTED: Duration = Duration::from_millis(250);
 
-/// How often the fill looks whether readers are still there.
+/// How often a blocked fill checks whether readers are still there.
 const RECHECK_EVERY: Duration = Duration::from_millis(20);
 
-/// The gate.
+/// The gate that `Content` owns.
 pub(crate) struct PriorityGate {
     start: Instant,
     state: Mutex<GateState>,
-    /// Told when something of the fill is over.
+    /// Notified when a permit is released.
     released: Notify,
 }
 
 #[derive(Default)]
 struct GateState {
     fill_window: FillWindow,
-    /// Bytes that the fill has under way.
+    /// Bytes of the fill in flight.
     fill_bytes: u64,
-    /// Readers that wait, and when the last one did.
+    /// Waiting readers, and when the last one finished.
     readers: usize,
     last_reader: Option<Duration>,
 }
 
-/// A reader that waits, until this is dropped.
+/// A waiting reader; dropping it unregisters the reader.
 pub(crate) struct ReaderGuard<'a>(&'a PriorityGate);
 
-/// Something of the fill that is under way, until this is dropped.
+/// Bytes of the fill in flight; dropping it releases them.
 pub(crate) struct FillPermit<'a> {
     gate: &'a PriorityGate,
     bytes: u64,
@@ -53,31 +53,31 @@ impl PriorityGate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A reader waits for something to come.
+    /// Registers a reader that waits for data.
     pub fn reader_waits(&self) -> ReaderGuard<'_> {
         self.state().readers += 1;
         ReaderGuard(self)
     }
 
-    /// Lets so many bytes of the fill go, as soon as they may.
+    /// Waits until the fill may fetch this many bytes.
     pub async fn acquire(&self, bytes: u64) -> FillPermit<'_> {
         loop {
             let released = self.released.notified();
             tokio::pin!(released);
-            // From here on nothing that is over is missed.
+            // From here on no release is missed.
             released.as_mut().enable();
             if self.state().try_acquire(bytes, self.start.elapsed()) {
                 return FillPermit { gate: self, bytes, since: Instant::now() };
             }
-            // Readers may have gone by then.
+            // Readers may have finished by then.
             let _ = timeout(RECHECK_EVERY, released).await;
         }
     }
 }
 
 impl GateState {
-    /// Counts bytes of the fill as under way, if they may go. One thing always may: the link is
-    /// not to be idle.
+    /// Counts bytes of the fill as in flight, if the window allows. One fetch is always allowed, so
+    /// that the link is never idle.
     fn try_acquire(&mut self, bytes: u64, now: Duration) -> bool {
         let lately = self.last_reader.is_some_and(|at| now.saturating_sub(at) < READER_EXPECTED);
         let reading = self.readers > 0 || lately;
@@ -89,7 +89,7 @@ impl GateState {
 }
 
 impl FillPermit<'_> {
-    /// It came; so much has come in all, for whomever.
+    /// Records that the fetch arrived; `total` counts all bytes received so far.
     pub fn received(&self, total: u64) {
         let (now, latency) = (self.gate.start.elapsed(), self.since.elapsed());
         self.gate.state().fill_window.received(now, total, latency);
@@ -137,7 +137,7 @@ mod tests {
         assert!(state.try_acquire(9 * MIB, Duration::ZERO), "the link is idle");
         assert!(!state.try_acquire(1, Duration::ZERO));
         state.fill_bytes = 0;
-        // What may go before anything is known.
+        // The initial window.
         assert!((0..4).all(|_| state.try_acquire(MIB / 4, Duration::ZERO)));
         assert!(!state.try_acquire(MIB / 4, Duration::ZERO));
     }

@@ -1,23 +1,23 @@
-//! What a reader will want next, from what it wanted: one who goes on where it was
-//! gets more and more ahead of time, one who strides gets the next stride, one who
-//! jumps gets nothing. What is fetched ahead of one who goes on ends where parts do, so
-//! that they are whole. Pure; one of these belongs to each open file.
+//! Read-ahead: predicts the next range from the last reads. Sequential reads get a
+//! growing window, strided reads the next stride, random reads nothing. The window of
+//! sequential reads ends at a part boundary, so that parts are fetched whole. Pure;
+//! each open file has one.
 
 use verbatim_engine::local_io::range_buffer::PART_BYTES_MAX;
 
-/// The most that is fetched ahead of a reader.
+/// The largest read-ahead window.
 pub const AHEAD_BYTES_MAX: u64 = 32 << 20;
 
-/// What is fetched ahead at first.
+/// The first read-ahead window.
 const AHEAD_BYTES_MIN: u64 = 2 << 20;
 
-/// How far from its end a read still counts as going on: the kernel reads out of order.
+/// How far from the last end a read still counts as sequential: the kernel reads out of order.
 const SLACK_BYTES: u64 = 2 << 20;
 
-/// Strides in a row that are believed.
+/// Equal strides in a row before a stride is predicted.
 const STRIDES_MIN: u32 = 2;
 
-/// How a file was read.
+/// The read pattern of one open file.
 #[derive(Debug, Default)]
 pub struct ReadAhead {
     begun: bool,
@@ -29,7 +29,7 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// Notes a read of a file of `size` bytes; says what to fetch ahead: an offset and a length.
+    /// Records a read of a file of `size` bytes; returns the offset and length to prefetch.
     pub fn record(&mut self, offset: u64, len: u64, size: u64) -> Option<(u64, u64)> {
         let first = !std::mem::replace(&mut self.begun, true);
         let near = offset <= self.end + SLACK_BYTES && offset + len + SLACK_BYTES >= self.end;
@@ -39,7 +39,7 @@ impl ReadAhead {
             self.end = self.end.max(offset + len);
             self.window = (self.window * 2).clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX);
             (self.stride, self.strides) = (0, 0);
-            // Every read asks again, so what is left off now is asked for with what follows it.
+            // Every read asks again, so the next one covers the range cut off here.
             let to = (self.end + self.window) / PART_BYTES_MAX * PART_BYTES_MAX;
             let to = if self.end + self.window < size { to } else { size };
             return clip(self.end, to.saturating_sub(self.end), size);
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(read_ahead.record(10 * MIB, 4096, SIZE), None);
         assert_eq!(read_ahead.record(700 * MIB, 4096, SIZE), None);
         assert_eq!(read_ahead.record(300 * MIB, 4096, SIZE), None);
-        // Backwards counts as well, and ends at the beginning.
+        // Backward strides count as well, and end at the start of the file.
         assert_eq!(read_ahead.record(200 * MIB, 4096, SIZE), None);
         assert_eq!(read_ahead.record(100 * MIB, 4096, SIZE), Some((0, 4096)));
     }

@@ -1,11 +1,10 @@
-//! Folders as the kernel asks for them, a piece at a time: names alone, or with what is
-//! known of each, so that it need not ask for them one by one. Called by `fuse`.
+//! READDIR and READDIRPLUS: returns a folder in pieces, as names alone or with
+//! attributes, which saves the kernel a lookup for each name. Called by `fuse`.
 //!
-//! In fuser an entry has one field for its inode number and the number that the kernel
-//! asks by. Where these differ (a file that changed, or has several names) it carries the
-//! inode number, with a size that no file can have: the kernel then tells the name,
-//! believes nothing else of it, and looks it up when it is used. It gives the number back
-//! as if it had been told of it, so it is counted as told.
+//! In fuser an entry has one field for the node number and for st_ino. Where these
+//! differ (a changed file, a hard link) the entry carries st_ino and an invalid size.
+//! The kernel then returns the name, ignores the attributes, and looks the name up when
+//! it is used. It sends a FORGET for the number, so a lookup of it is counted.
 
 use super::fuse_types::{errno, file_attr, file_type};
 use super::handles::{FolderSnapshot, OpenFolder};
@@ -17,36 +16,36 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use verbatim_client::remote_fs::attributes::{Facts, Kind};
 
-/// A size that Linux takes for nonsense.
+/// A size that Linux rejects as invalid.
 const INVALID_SIZE: u64 = u64::MAX;
 
-/// An entry, and where: a folder itself is at 0, the one above at 1, then what is in it.
+/// An entry and its offset: `.` is at 0, `..` at 1, the entries of the folder follow.
 pub(super) struct DirEntry<'a> {
     folder: u64,
     at: u64,
     name: &'a [u8],
     facts: Facts,
-    /// Whether something changed since it was listed.
+    /// Whether a change was reported since the listing.
     is_stale: bool,
 }
 
-/// What a folder is shown to.
+/// Values of the mount that replies need.
 pub(super) struct ReplyContext {
-    /// Who has what is nobody's.
+    /// The owner of files without an owner.
     pub mounter: (u32, u32),
-    /// Whether the kernel knows nonsense when it is told some.
+    /// Whether this kernel rejects invalid attributes.
     pub validates_attrs: bool,
 }
 
-/// A piece of a folder that is on its way to the kernel.
+/// A READDIR or READDIRPLUS reply.
 pub(super) trait DirReply: Send + 'static {
-    /// Adds an entry; true when it has no room.
+    /// Adds an entry; true if the buffer is full.
     fn push(&mut self, tree: &Tree, context: &ReplyContext, entry: &DirEntry<'_>) -> bool;
     fn finish(self);
     fn fail(self, error: Errno);
 }
 
-/// Answers with what is in a folder from a place on.
+/// Replies with the entries of a folder from an offset on.
 pub(super) async fn reply_listing(
     tree: Arc<Tree>,
     open: Arc<OpenFolder>,
@@ -75,8 +74,8 @@ pub(super) async fn reply_listing(
     reply.finish();
 }
 
-/// What is in an open folder. Who reads it from its beginning reads what is there now; who goes
-/// on, what was there then: places are counted from it.
+/// The listing of an open folder. A read from offset 0 lists it anew; later reads use the same
+/// listing, because their offsets refer to it.
 async fn listing(tree: &Tree, open: &OpenFolder, from: u64) -> Result<FolderSnapshot, TreeError> {
     let kept = || open.listing.lock().unwrap_or_else(PoisonError::into_inner);
     if let (Some(listed), true) = (kept().clone(), from > 0) {
@@ -111,12 +110,12 @@ impl DirReply for ReplyDirectoryPlus {
     fn push(&mut self, tree: &Tree, context: &ReplyContext, entry: &DirEntry<'_>) -> bool {
         let DirEntry { folder, at, name, mut facts, is_stale } = *entry;
         let mut nodes = tree.nodes();
-        // The kernel knows itself, and takes no notice of these two.
+        // For `.` and `..` the kernel counts no lookups.
         let (own, shown) = match at {
             0 | 1 => (folder, nodes.shown_ino(folder)),
             _ => nodes.record_lookup_with_ino(folder, name, facts),
         };
-        // What may be old is looked at again before it is believed.
+        // Attributes that may be stale are not cached.
         let (mut number, mut ttl) = (own, if is_stale { Duration::ZERO } else { tree.ttl() });
         if at > 1 && shown != own {
             ttl = Duration::ZERO;

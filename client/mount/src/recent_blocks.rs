@@ -1,20 +1,20 @@
-//! What came last stays in memory for a while, so that who reads it in pieces need not
-//! wait for the cache file, and gets it at all where the cache could not keep it. Bounded
-//! in bytes: what nobody has open or the cache has goes first, the oldest before the rest.
-//! Used by `block_fetch`.
+//! Recently received blocks, in memory: a reader that reads a part in pieces need not
+//! wait for the cache file, and gets blocks that the cache refused. Bounded in bytes.
+//! Blocks of closed files and blocks in the cache are removed first, the oldest before
+//! others. Used by `block_fetch`.
 
 use super::cache::CacheFile;
 use super::inflight::BlockFetch;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The most that stays.
+/// The most bytes in memory.
 const RECENT_BYTES_MAX: u64 = 32 << 20;
 
-/// The most parts that stay, however small.
+/// The most fetches in memory, however small.
 const RECENT_FETCHES_MAX: usize = 256;
 
-/// A part that stays.
+/// One finished fetch with its blocks.
 struct RecentFetch {
     file: Weak<CacheFile>,
     fetch: BlockFetch,
@@ -22,7 +22,7 @@ struct RecentFetch {
     cached: bool,
 }
 
-/// What stays.
+/// Finished fetches, the oldest first.
 #[derive(Default)]
 pub(crate) struct RecentBlocks(Mutex<VecDeque<RecentFetch>>);
 
@@ -31,7 +31,7 @@ impl RecentBlocks {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A flight of so many bytes came, which are in the cache if they were `cached`.
+    /// Adds a finished fetch of this many bytes; `cached` if the cache stored all of them.
     pub fn add(&self, file: &Arc<CacheFile>, fetch: BlockFetch, bytes: u64, cached: bool) {
         let mut list = self.list();
         list.push_back(RecentFetch { file: Arc::downgrade(file), fetch, bytes, cached });
@@ -45,7 +45,7 @@ impl RecentBlocks {
         }
     }
 
-    /// A file was closed: what the cache has of it need not stay.
+    /// A file was closed: removes its blocks that the cache has.
     pub fn release_closed(&self, file: &Arc<CacheFile>) {
         let is_cached = |it: &RecentFetch| it.cached && it.file.as_ptr() == Arc::as_ptr(file);
         let mut list = self.list();

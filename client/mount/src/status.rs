@@ -1,6 +1,6 @@
-//! What a mount tells of itself, as JSON: read by `rdma-mount --status` as an extended
-//! attribute of the root, so that whoever may look into the mount may look at its
-//! status, and nothing else listens. Only told here; counted elsewhere.
+//! The status of a mount as JSON. `rdma-mount --status` reads it as an extended
+//! attribute of the root, so access to the mount decides who may read it, and no socket
+//! is needed. Only reports here; `counters` counts.
 
 use super::fill::FillProgress;
 use super::tree::Tree;
@@ -9,20 +9,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The name of the attribute. It is not listed.
+/// The name of the attribute; listxattr omits it.
 pub(super) const STATUS_XATTR: &str = "user.verbatim.status";
 
 /// The longest status.
 const STATUS_BYTES_MAX: usize = 16 << 10;
 
-/// The status of a mount that stands somewhere.
+/// Reads the status of the mount at this path.
 pub fn read(mountpoint: &Path) -> std::io::Result<Value> {
     let mut bytes = vec![0_u8; STATUS_BYTES_MAX];
     let len = rustix::fs::getxattr(mountpoint, STATUS_XATTR, &mut bytes[..])?;
     serde_json::from_slice(&bytes[..len]).map_err(std::io::Error::other)
 }
 
-/// Says how a mount of this process is, for as long as it lives.
+/// Reads the status of a mount of this process, for as long as it lives.
 #[derive(Clone)]
 pub struct StatusHandle {
     pub(super) tree: Arc<Tree>,
@@ -30,14 +30,14 @@ pub struct StatusHandle {
 }
 
 impl StatusHandle {
-    /// How it is now.
+    /// The status now.
     pub fn status(&self) -> Value {
         self.tree.status(&self.fill_progress)
     }
 }
 
 impl Tree {
-    /// How it is.
+    /// The status as JSON.
     pub(super) fn status(&self, fill: &FillProgress) -> Value {
         let server = self.content.connection.status();
         let counters = &self.content.counters;

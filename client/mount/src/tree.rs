@@ -1,6 +1,6 @@
-//! Names and what is behind them: what the kernel asks by number becomes paths of the
-//! server, and what the server says becomes numbers. While the server is away, what is
-//! known is answered, and what is not is an error behind a deadline.
+//! Names: turns node numbers of the kernel into paths of the server, and answers of the
+//! server into nodes. While the server is away, names come from the kernel's nodes and
+//! from the cache; others fail after a deadline.
 
 use super::cache::CacheFile;
 use super::connection::is_connection_fault;
@@ -21,23 +21,23 @@ use verbatim_proto::message::EntryKind;
 use verbatim_proto::meta::Xattr;
 use verbatim_proto::{Code, Fault, WirePath};
 
-/// How long the kernel believes what it was told.
+/// How long the kernel may cache attributes and names.
 const TTL: Duration = Duration::from_secs(1);
 
-/// How long it does while changes are told.
+/// How long it may cache them while the server reports changes.
 const TTL_WATCHED: Duration = Duration::from_secs(30);
 
-/// The permission bits of a root of which nothing is known: others may not have been let in.
+/// The mode of a root with unknown attributes: other users may have no access to it.
 const UNKNOWN_ROOT_MODE: u16 = 0o700;
 
-/// Why there is no answer.
+/// Why a request fails.
 #[derive(Debug)]
 pub(super) enum TreeError {
-    /// It is not what the kernel was told of: look again.
+    /// The node is not current: the kernel must look up the name again.
     Stale,
-    /// Bytes of an open file cannot be had.
+    /// The bytes of an open file cannot be read.
     Read(Fault),
-    /// Anything else.
+    /// Any other fault of the server or the connection.
     Server(Fault),
 }
 
@@ -48,10 +48,10 @@ impl From<Fault> for TreeError {
 }
 
 impl TreeError {
-    /// What the kernel is told.
+    /// The errno of this error for the kernel.
     pub fn errno(&self, code: Code) -> Errno {
         match (self, code) {
-            // The version that is open is gone, with its name or without.
+            // The open version is gone, whether its name still exists or not.
             (Self::Read(_), Code::NotFound | Code::Changed) => Errno::ESTALE,
             (_, Code::NotFound) => Errno::ENOENT,
             (_, Code::Changed) => Errno::ESTALE,
@@ -67,7 +67,7 @@ impl TreeError {
     }
 }
 
-/// The tree that is mounted.
+/// The mounted tree.
 pub(super) struct Tree {
     pub content: Arc<Content>,
     pub passthrough: Passthrough,
@@ -75,7 +75,7 @@ pub(super) struct Tree {
     dir_cache: DirCache,
     offline_names: Arc<OfflineNames>,
     base: WirePath,
-    /// Whether changes are told as they happen.
+    /// Whether the server reports changes as they happen.
     pub watched: AtomicBool,
 }
 
@@ -88,27 +88,27 @@ impl Tree {
         Self { content, passthrough, nodes, dir_cache, offline_names, base, watched }
     }
 
-    /// All of it, entry by entry; what is come to is remembered.
+    /// A walk over all entries, which stores the listings for offline use.
     pub fn walk(&self) -> Walk {
         Walk::new(self.base.clone()).storing_names(self.offline_names.clone())
     }
 
-    /// Waits until what is to be remembered of it is kept.
+    /// Waits until all names for offline use are stored.
     pub async fn flush(&self) {
         self.offline_names.flush().await;
     }
 
-    /// How long the kernel may believe what it is told now.
+    /// How long the kernel may cache the present answer.
     pub fn ttl(&self) -> Duration {
         if self.watched.load(Ordering::Relaxed) { TTL_WATCHED } else { TTL }
     }
 
-    /// Something changed: what was listed is old.
+    /// Drops all cached listings after a change.
     pub fn invalidate_listings(&self) {
         self.dir_cache.invalidate();
     }
 
-    /// How often that was so.
+    /// How often listings were invalidated.
     pub fn changes(&self) -> u64 {
         self.dir_cache.changes()
     }
@@ -117,12 +117,13 @@ impl Tree {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a path of the mount is on the server.
+    /// The path on the server of a path in the mount.
     pub fn server_path(&self, path: &WirePath) -> WirePath {
         self.base.join(path)
     }
 
-    /// What a folder is now, which somebody may be in or hold open; what it was, where nobody says.
+    /// The attributes of a folder that may be open or a working directory. Without an answer of the
+    /// server, the last known ones.
     pub async fn folder_facts(&self, number: u64) -> Option<Facts> {
         if self.content.connection.is_up() {
             self.refresh_folder(number).await;
@@ -130,7 +131,8 @@ impl Tree {
         self.nodes().facts(number)
     }
 
-    /// Looks at a folder again; false where nobody says what it is, or it is none any more.
+    /// Asks the server for the attributes of a folder. False without an answer, or if it is no
+    /// folder any more.
     pub async fn refresh_folder(&self, number: u64) -> bool {
         let path = self.nodes().path(number);
         let Ok(remote) = path.map(|path| self.server_path(&path)) else { return false };
@@ -147,7 +149,7 @@ impl Tree {
         true
     }
 
-    /// The number of a name, and what it is.
+    /// Looks up a name: its number and its attributes.
     pub async fn look_up(&self, parent: u64, name: &[u8]) -> Result<(u64, Facts), TreeError> {
         let folder = self.nodes().path(parent).map_err(|_| TreeError::Stale)?;
         let folder = self.server_path(&folder);
@@ -173,7 +175,7 @@ impl Tree {
         Ok((self.nodes().record_lookup(parent, name, facts), facts))
     }
 
-    /// What is known of a name without a server, where there is none.
+    /// The known attributes of a name while the server is away; `None` while it answers.
     async fn facts_if_offline(&self, parent: u64, folder: &WirePath, name: &[u8]) -> Option<Facts> {
         if self.content.connection.is_up() {
             return None;
@@ -186,13 +188,13 @@ impl Tree {
         blocking(move || offline_names.load_facts(&folder, &name)).await
     }
 
-    /// What the kernel was told of a name before.
+    /// The attributes that the kernel got for a name before.
     fn known_facts(&self, parent: u64, name: &[u8]) -> Option<Facts> {
         let nodes = self.nodes();
         nodes.facts(nodes.number_of_name(parent, name))
     }
 
-    /// Notes in the log what a reader will only see as a number.
+    /// Logs a fault, of which the reader only sees an errno.
     fn log_fault(&self, path: &WirePath, fault: Fault) -> TreeError {
         if fault.code != Code::NotFound {
             tracing::warn!(path = %path, cause = fault.text, "cannot be told");
@@ -200,7 +202,7 @@ impl Tree {
         TreeError::Server(fault)
     }
 
-    /// What is in a folder.
+    /// The entries of a folder.
     pub async fn list(&self, number: u64, path: &WirePath) -> Result<Arc<Listing>, TreeError> {
         let remote = self.server_path(path);
         let (asked_at, changes) = (Instant::now(), self.dir_cache.changes());
@@ -220,13 +222,13 @@ impl Tree {
                 return listing.map(Arc::new).ok_or_else(|| self.log_fault(&remote, fault));
             }
         };
-        // As old as the question: what changed while it was answered may not be in it.
+        // Dated at the request: changes during the answer may not be in it.
         self.dir_cache.insert(number, listing.clone(), changes, asked_at);
         self.offline_names.store_listing(&remote, &listing);
         Ok(listing)
     }
 
-    /// Where a link points to.
+    /// The target of a symlink.
     pub async fn read_link(&self, number: u64) -> Result<Vec<u8>, TreeError> {
         let path = self.nodes().path(number).map_err(|_| TreeError::Stale)?;
         let remote = self.server_path(&path);
@@ -250,13 +252,13 @@ impl Tree {
         }
     }
 
-    /// The extended attributes of a file or folder; those of links are not told.
+    /// The extended attributes of a file or folder; symlinks have none here.
     pub async fn xattrs(&self, number: u64) -> Result<Vec<Xattr>, TreeError> {
         let (path, facts) = self.path_and_facts(number)?;
         let remote = self.server_path(&path);
         let meta = match facts.kind {
             Kind::File => self.content.meta(&remote, facts).await.map_err(TreeError::Read)?,
-            // All exports together are a folder of nobody.
+            // The root above all exports has no owner and no attributes.
             Kind::Folder if !remote.is_root() => {
                 self.content.connection.folder_meta(&remote).await?
             }
@@ -271,7 +273,7 @@ impl Tree {
         Ok((path, nodes.facts(number).ok_or(TreeError::Stale)?))
     }
 
-    /// Opens a file: the version that is there now, if it is what the kernel was told of.
+    /// Opens the current version of a file, if the kernel knows its attributes.
     pub async fn open(&self, number: u64) -> Result<(WirePath, Arc<CacheFile>), TreeError> {
         let (path, facts) = self.path_and_facts(number)?;
         let opened = self.content.open(&self.server_path(&path), facts, true).await;
@@ -292,20 +294,20 @@ impl Tree {
         Ok((path, file))
     }
 
-    /// The kernel must look at a name again: what was listed of it is old.
+    /// Makes the kernel look up a name again and drops cached listings.
     fn invalidate(&self, number: u64) {
         self.dir_cache.invalidate();
         self.nodes().invalidate(number);
     }
 
-    /// Has all of a file stay, where all of it is there and verified. What an earlier mount left is
-    /// verified as it is read, and held when it is opened the next time.
+    /// Pins a file in the cache if all of it is verified. Blocks of an earlier mount are verified
+    /// as they are read, so a later open pins them.
     pub async fn pin(&self, file: &Arc<CacheFile>) -> bool {
         let file = file.clone();
         blocking(move || file.pin_if_verified()).await
     }
 
-    /// Notes a read, and has brought what its reader will want next.
+    /// Records a read and prefetches the range that its reader probably wants next.
     pub fn read_ahead(&self, open: &OpenFile, offset: u64, len: u64) {
         let mut read_ahead = open.read_ahead.lock().unwrap_or_else(PoisonError::into_inner);
         let next = read_ahead.record(offset, len, open.file.size);

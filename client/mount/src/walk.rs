@@ -1,6 +1,5 @@
-//! A tree, entry by entry: folders are listed as they are come to, so that no more is
-//! held than one listing and the folders still to be listed. For whoever brings or
-//! places all of it.
+//! Walks a tree entry by entry. Lists folders as it reaches them, so memory holds one
+//! listing and the queue of unlisted folders. Used by the fill and by detach.
 
 use super::content::Content;
 use super::offline_names::OfflineNames;
@@ -9,26 +8,26 @@ use verbatim_client::remote_fs::attributes::{Facts, Kind};
 use verbatim_client::remote_fs::listing::Listing;
 use verbatim_proto::{Code, Fault, WirePath};
 
-/// What the paths of folders that wait to be listed may take: those of three million folders of one
-/// folder. A server can have a tree that never ends.
+/// The most bytes for paths of queued folders: about three million folders with a common parent. A
+/// server may present an endless tree.
 const QUEUE_BYTES_MAX: usize = 256 << 20;
 
-/// A walk that is under way.
+/// A walk in progress.
 pub(super) struct Walk {
     folders: Vec<WirePath>,
-    /// What these paths take.
+    /// The bytes that the queued paths take.
     queue_bytes: usize,
-    /// Whether it was told that folders are left out, which wait for too much room.
+    /// Whether the caller got the error that folders were left out.
     is_truncated: bool,
     listing: Arc<Listing>,
     folder: WirePath,
     index: usize,
-    /// By whom what is listed is remembered.
+    /// Stores listings for offline use, if set.
     offline_names: Option<Arc<OfflineNames>>,
 }
 
 impl Walk {
-    /// Lists a folder again, which could not be.
+    /// Queues a folder to be listed; a caller uses it to retry one.
     pub fn queue_folder(&mut self, folder: WirePath) {
         self.queue_bytes += queued_bytes(&folder);
         self.folders.push(folder);
@@ -38,7 +37,7 @@ impl Walk {
         self.queue_bytes + queued_bytes(folder) <= QUEUE_BYTES_MAX
     }
 
-    /// Everything below a path of the server.
+    /// Walks everything below a path of the server.
     pub fn new(base: WirePath) -> Self {
         let (listing, folder) = (Arc::default(), base.clone());
         let (folders, queue_bytes) = (vec![base], queued_bytes(&folder));
@@ -53,13 +52,13 @@ impl Walk {
         }
     }
 
-    /// The same, and what is listed is remembered.
+    /// Also stores each listing for offline use.
     pub fn storing_names(self, offline_names: Arc<OfflineNames>) -> Self {
         Self { offline_names: Some(offline_names), ..self }
     }
 
-    /// What comes next; a folder before what is in it. A folder that cannot be listed is told, and
-    /// the first of those that are left out because too many wait.
+    /// The next entry; a folder comes before its entries. Returns an error for a folder that cannot
+    /// be listed, and for the first that does not fit the queue.
     pub async fn next(
         &mut self,
         content: &Content,
@@ -96,7 +95,7 @@ impl Walk {
     }
 }
 
-/// What a folder that waits takes.
+/// The bytes that a queued path takes.
 fn queued_bytes(folder: &WirePath) -> usize {
     size_of::<WirePath>() + folder.as_bytes().len()
 }

@@ -1,6 +1,6 @@
-//! Changes as they happen: the server tells them, as it does to `rdma-sync --watch`, and
-//! the kernel is told to forget what it knows of them. While that goes on the kernel may
-//! believe what it was told for longer. What is open keeps its version all the same.
+//! Applies changes that the server reports, as it does for `rdma-sync --watch`: makes
+//! the kernel drop changed names and attributes. Meanwhile the kernel may cache answers
+//! for longer. Open files keep their versions.
 
 use super::nodes::ROOT;
 use super::tree::Tree;
@@ -13,20 +13,20 @@ use verbatim_client::remote_fs::attributes::Kind;
 use verbatim_client::watch::{Heard, Watching};
 use verbatim_proto::{Changes, WirePath};
 
-/// Follows the changes of a tree until nothing can be heard any more.
+/// Follows the changes of a tree until the watch ends for good.
 pub(super) async fn follow(tree: Arc<Tree>, notifier: Notifier, mut watching: Watching) {
     let kernel = Arc::new(notifier);
     loop {
         match watching.next().await {
             Ok(Heard::Changed(changes)) => {
-                // Before the kernel asks again.
+                // First, so that the kernel's next request gets a new listing.
                 tree.invalidate_listings();
                 for path in affected_paths(&tree, &changes) {
                     invalidate(&tree, &kernel, path).await;
                 }
                 tree.watched.store(true, Ordering::Relaxed);
             }
-            // Of local folders alone, and told as a change.
+            // Only a local watch reports this, and as a change too.
             Ok(Heard::Healed(_)) => {}
             Ok(Heard::Lost(fault)) => {
                 tree.watched.store(false, Ordering::Relaxed);
@@ -45,7 +45,7 @@ pub(super) async fn follow(tree: Arc<Tree>, notifier: Notifier, mut watching: Wa
     }
 }
 
-/// What the kernel knows of what changed, and of the folders that it is in.
+/// The known paths that a change affects: changed names and their parents.
 fn affected_paths(tree: &Tree, changes: &Changes) -> Vec<WirePath> {
     let nodes = tree.nodes();
     if changes.rescan {
@@ -58,7 +58,7 @@ fn affected_paths(tree: &Tree, changes: &Changes) -> Vec<WirePath> {
             paths.extend(nodes.below(&change.path));
         }
         paths.extend([change.path.parent(), change.path.clone()]);
-        // Who writes to a file by one of its names writes to all.
+        // A write to one hard link changes all of them.
         paths.extend(nodes.find(&change.path).map(|it| nodes.hard_links(it)).unwrap_or_default());
     }
     paths.retain(|path| nodes.find(path).is_some());
@@ -67,8 +67,8 @@ fn affected_paths(tree: &Tree, changes: &Changes) -> Vec<WirePath> {
     paths
 }
 
-/// Has the kernel forget a name. A folder that is still there is only told anew: whoever is in it
-/// stays where they are.
+/// Makes the kernel drop a name. For a folder that still exists only attributes are dropped, so
+/// that processes in it keep their working directory.
 async fn invalidate(tree: &Tree, kernel: &Arc<Notifier>, path: WirePath) {
     let known = {
         let nodes = tree.nodes();
@@ -80,7 +80,7 @@ async fn invalidate(tree: &Tree, kernel: &Arc<Notifier>, path: WirePath) {
         })
     };
     let Some((number, parent, kind)) = known else { return };
-    // The root has no name that could be forgotten.
+    // The root has no name to drop.
     if kind == Kind::Folder && (tree.refresh_folder(number).await || number == ROOT) {
         notify_kernel(kernel, move |kernel| kernel.inval_inode(INodeNo(number), -1, 0)).await;
         return;
@@ -93,7 +93,8 @@ async fn invalidate(tree: &Tree, kernel: &Arc<Notifier>, path: WirePath) {
     .await;
 }
 
-/// Tells the kernel, which may wait for an answer of ours first. What it does not know is no harm.
+/// Sends a notification to the kernel. It may block until this process answers a request; an error
+/// means that the kernel does not know the node.
 async fn notify_kernel(
     kernel: &Arc<Notifier>,
     notice: impl FnOnce(&Notifier) -> std::io::Result<()> + Send + 'static,

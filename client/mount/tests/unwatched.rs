@@ -1,7 +1,6 @@
-//! A file system that does not tell the kernel what happens behind its back, as those on
-//! a network do not: what the kernel knows of a file is older than the file, and a file
-//! of another mount may look like it. Mounts one that keeps a single file, and changes
-//! it there.
+//! A FUSE file system that does not notify the kernel of changes, like a network file
+//! system: cached attributes are stale, and a file of another mount may look the same.
+//! Mounts one with a single file, and changes the file behind the kernel.
 
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
@@ -17,10 +16,10 @@ use tempfile::TempDir;
 use verbatim_files::{Folder, Source};
 use verbatim_proto::{Code, WirePath};
 
-/// How long the kernel may believe what it was told.
+/// How long the kernel may cache attributes and names.
 const BELIEVED: Duration = Duration::from_secs(3600);
 
-/// One folder with one file, which changed so many seconds after 1970.
+/// A folder with one file, whose mtime is this many seconds after 1970.
 struct Unwatched(Arc<AtomicU64>);
 
 impl Unwatched {
@@ -64,7 +63,7 @@ impl Filesystem for Unwatched {
     }
 }
 
-/// Says in the file that `tests/run` counts that this test cannot run here.
+/// Records in the file that `tests/run` reads that this test was skipped.
 fn skip(test: &str, reason: &str) {
     if let Some(path) = std::env::var_os("VERBATIM_SKIPS") {
         let mut file = fs::File::options().append(true).create(true).open(path).expect("opens");
@@ -72,7 +71,7 @@ fn skip(test: &str, reason: &str) {
     }
 }
 
-/// Mounts one, unless this machine does not let us; then it says so.
+/// Mounts the file system, or records a skip where this machine does not allow it.
 fn mount(dir: &TempDir, changed: &Arc<AtomicU64>) -> Option<BackgroundSession> {
     let session = Session::new(Unwatched(changed.clone()), dir.path(), &Config::default());
     let mounted = session.and_then(Session::spawn).ok();
@@ -106,7 +105,7 @@ fn a_source_that_changed_behind_the_kernel_s_back_is_noticed() {
 
 #[test]
 fn a_file_of_another_mount_that_looks_the_same_has_another_version() {
-    // Before, a mount may have the number of one that is gone.
+    // Older kernels may give a mount the number of one that is gone.
     const TOLD_APART_SINCE: (u32, u32) = (6, 8);
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("the kernel says it");
     let mut numbers = release.split(|it: char| !it.is_ascii_digit()).map(str::parse);

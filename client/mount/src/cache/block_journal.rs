@@ -1,7 +1,7 @@
-//! What is noted of the blocks of a version: a journal as a resumed copy has it, which
-//! all mounts that use the version append to. What stands in it is a claim, to be
-//! checked by hashing; a note that is lost costs a fetch. Notes say what they are kept
-//! under, so that those of another file are not taken for these. Called by `file` alone.
+//! The journal of a cached version: records which blocks are stored and their digests,
+//! in the format of a resumed copy. All mounts that use the version append to it. A
+//! record is only a claim, checked by hashing; a lost record costs a fetch. The journal
+//! names its key, so the journal of another file is rejected. Called by `file` alone.
 
 use super::blocks::{BLOCK_BYTES, block_extent};
 use super::{Key, PAGE_BYTES};
@@ -14,21 +14,21 @@ use verbatim_files::journal::{self, BOOT_BYTES, Head};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::{Digest, Extent};
 
-/// Notes of blocks that were noted again later, up to which nobody minds.
+/// Superseded records up to which the journal is not compacted.
 const STALE_MAX: usize = 64;
 
-/// The notes of one version.
+/// The journal of one version.
 pub(super) struct BlockJournal {
     file: File,
     head: Head,
-    /// How far they were read.
+    /// How far it was read.
     read_to: u64,
-    /// How many there are.
+    /// The number of records.
     count: usize,
 }
 
 impl BlockJournal {
-    /// Begins in an empty file.
+    /// Starts a journal in an empty file.
     pub fn create(mut file: File, info: &FileInfo, key: &Key) -> io::Result<Self> {
         let head = Head { stay: key_mark(key), ..Head::now(info, &file) };
         journal::begin(&mut file, &head)?;
@@ -36,8 +36,8 @@ impl BlockJournal {
         Ok(Self { file, head, read_to, count: 0 })
     }
 
-    /// Reads what is there: each block with where its note is, in order. `None` when they are of
-    /// no use, or of another file.
+    /// Reads a journal and calls `each` with every block and the offset of its record, in order.
+    /// `None` if it is damaged, or belongs to another key.
     pub fn load(file: File, key: &Key, mut each: impl FnMut(u32, u64)) -> io::Result<Option<Self>> {
         let mut count = 0;
         let read = journal::read_placed(&file, |head, extent, _, at| {
@@ -50,19 +50,19 @@ impl BlockJournal {
         let Some((head, good)) = read.filter(|(head, _)| is_of_this(head)) else {
             return Ok(None);
         };
-        // Go on behind the last good record; what is cut there would hide all that follows.
+        // Truncates to the last good record; a damaged one would hide all later records.
         if file.metadata()?.len() > good {
             file.set_len(good)?;
         }
         Ok(Some(Self { file, head, read_to: good, count }))
     }
 
-    /// Size, time and version of what is noted.
+    /// Size, time and version that the journal is for.
     pub fn version(&self) -> Option<(u64, i64, u64)> {
         Some((self.head.size, self.head.mtime_ns, self.head.version?))
     }
 
-    /// Notes a block that was written; returns how much more of the disk the notes take.
+    /// Appends the record of a written block; returns by how much the journal grew on disk.
     pub fn append(&self, extent: Extent, digests: &[Digest]) -> io::Result<u64> {
         let before = self.file.metadata()?.len();
         journal::append(&self.file, extent, digests)?;
@@ -70,12 +70,12 @@ impl BlockJournal {
         Ok(after.next_multiple_of(PAGE_BYTES) - before.next_multiple_of(PAGE_BYTES))
     }
 
-    /// How much of the disk the notes take.
+    /// The size of the journal on disk.
     pub fn disk_bytes(&self) -> u64 {
         self.file.metadata().map_or(0, |found| found.len().next_multiple_of(PAGE_BYTES))
     }
 
-    /// What was noted since, by this mount or another.
+    /// Reads records appended since, by this mount or another.
     pub fn read_new(&mut self, mut each: impl FnMut(u32, u64)) {
         let len = self.file.metadata().map_or(0, |found| found.len());
         while self.read_to < len {
@@ -91,19 +91,19 @@ impl BlockJournal {
         }
     }
 
-    /// The digests that were noted of a block there.
+    /// The digests that the record of a block at this offset holds.
     pub fn digests_at(&self, block: u32, at: u64) -> Option<Vec<Digest>> {
         let (extent, digests, _) = journal::record_at(&self.file, at, self.head.size)?;
         (extent == block_extent(block, self.head.size)).then_some(digests)
     }
 
-    /// Whether most of it was noted again later, when so many blocks are there.
+    /// Whether superseded records outnumber the stored blocks.
     pub fn needs_compaction(&self, blocks: usize) -> bool {
         self.count > 2 * blocks + STALE_MAX
     }
 
-    /// Writes only the last note of each block anew, in this order; returns where they are. Only
-    /// for who is alone: what another appends to the old one is lost.
+    /// Rewrites the journal with only the last record of each block, in this order; returns the new
+    /// offsets. Needs exclusive use: records that another mount appends meanwhile are lost.
     pub fn compact(
         &mut self,
         path: &Path,
@@ -130,8 +130,8 @@ impl BlockJournal {
     }
 }
 
-/// What notes say of where they are kept, in the place of the boot and the mount that the journal
-/// of a copy names: here nothing is believed within one either.
+/// The mark of a key. The journal of a copy has its boot and its mount there; a cache never trusts
+/// a record without hashing, so it needs neither.
 fn key_mark(key: &Key) -> [u8; BOOT_BYTES] {
     let mut place = [0; BOOT_BYTES];
     place[..KEY_MARK.len()].copy_from_slice(&KEY_MARK);
@@ -139,10 +139,10 @@ fn key_mark(key: &Key) -> [u8; BOOT_BYTES] {
     place
 }
 
-/// What a key stands behind.
+/// The prefix of a key in that field.
 const KEY_MARK: [u8; 8] = *b"CACHEKEY";
 
-/// The block that an extent is, if it is one.
+/// The block of an extent, if the extent is exactly one block.
 fn block_of(extent: Extent, size: u64) -> Option<u32> {
     let block = u32::try_from(extent.offset / BLOCK_BYTES).ok()?;
     let starts = extent.offset < size && extent.offset.is_multiple_of(BLOCK_BYTES);

@@ -1,7 +1,7 @@
-//! Room in the cache: which versions were used longest ago, and how they go. When a
-//! version was used last is the time of its file, so that all mounts agree and the next
-//! one knows; what is oldest is looked for when room is needed, and a bounded list of it
-//! kept. What somebody uses has a lock on it, and stays.
+//! Eviction: finds the least recently used versions and removes them. A version's last
+//! use is the mtime of its file, so that all mounts agree and a later one knows it. A
+//! scan on demand keeps a bounded list of the oldest. A version in use has a lock on
+//! its file and is never evicted.
 
 use super::blocks::BLOCK_BYTES;
 use super::file::CacheFile;
@@ -15,39 +15,38 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
-/// A version up to this size goes whole.
+/// A version up to this size is evicted whole.
 const WHOLE_BYTES_MAX: u64 = 8 * BLOCK_BYTES;
 
-/// Of a larger one so much of the cache goes at a time: finding what is oldest takes a while.
+/// A larger version loses this share of the cache at a time, because a scan takes a while.
 const PUNCH_PARTS: u64 = 32;
 
-/// How many are known as the oldest at a time.
+/// The most candidates from one scan.
 const OLDEST_MAX: usize = 1 << 16;
 
-/// How long it is not looked again where nothing could go.
+/// The pause after a scan that found nothing to evict.
 const RESCAN_AFTER: Duration = Duration::from_millis(200);
 
-/// How old a file is that is written aside and takes its name at once, when whoever wrote it is
-/// gone.
+/// The age at which a temporary file is left from a dead process: a live one renames it at once.
 const TEMPORARY_AGE_MAX: Duration = Duration::from_secs(60);
 
-/// When something was used, its key, and whether it is names and not a version.
+/// The last use, the key, and whether the file holds names instead of a version.
 type Candidate = (SystemTime, Key, bool);
 
-/// What was used longest ago, as it was found; the oldest last.
+/// The least recently used files of the last scan, the oldest last.
 #[derive(Default)]
 pub(super) struct EvictionQueue {
     known: Vec<Candidate>,
     scanned_at: Option<Instant>,
 }
 
-/// Notes that a version is used now. Where that cannot be noted, another order is no harm.
+/// Sets the last use of a version. An error only changes the order of eviction.
 pub(super) fn touch(data: &File) {
     let _ = data.set_times(FileTimes::new().set_modified(SystemTime::now()));
 }
 
 impl Cache {
-    /// Counts what is there, if nobody in this boot has. Takes as long as there are files.
+    /// Counts the bytes in the cache, unless a mount has since boot. Reads every file's metadata.
     pub fn count(&self) {
         if self.shared.needs_count {
             let (_, bytes) = self.scan(0);
@@ -55,7 +54,8 @@ impl Cache {
         }
     }
 
-    /// Counts so many bytes as taken, after others have gone for them.
+    /// Reserves this many bytes, and evicts others until they fit. Punches the oldest blocks of
+    /// `file` itself as the last resort.
     pub(super) fn make_room(&self, file: Option<&CacheFile>, len: u64) -> bool {
         loop {
             if self.shared.reserve(len, self.limit_bytes()) {
@@ -64,9 +64,9 @@ impl Cache {
             if self.evict_oldest(len) {
                 continue;
             }
-            // Whoever looks what is there must not do so between the hole and its count.
+            // A scan must not run between the punch and its deduction.
             let _scanning = self.eviction_queue.lock().unwrap_or_else(PoisonError::into_inner);
-            // What others may read can only be punched by whoever is alone.
+            // Other mounts may be reading the file, so punching needs exclusive use.
             let (Some(file), Some(_exclusive)) = (file, self.shared.try_exclusive()) else {
                 return false;
             };
@@ -77,7 +77,7 @@ impl Cache {
         }
     }
 
-    /// Has the version go that was used longest ago; false when all that are there are in use.
+    /// Evicts the least recently used version. False if all versions are in use.
     pub(super) fn evict_oldest(&self, len: u64) -> bool {
         let mut eviction_queue = self.eviction_queue.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..2 {
@@ -98,18 +98,18 @@ impl Cache {
             let (known, bytes) = self.scan(OLDEST_MAX);
             eviction_queue.known = known;
             eviction_queue.scanned_at = Some(Instant::now());
-            // What was counted wrong, by whoever died, is right from here on.
+            // This also corrects errors that dead processes left in the count.
             self.shared.correct(bytes, settled);
         }
         false
     }
 
-    /// What was used longest ago, the oldest last, and how many bytes all takes. What a process
-    /// that died has left aside goes.
+    /// Scans the cache: the least recently used files, the oldest last, and the bytes of all.
+    /// Removes temporary files of dead processes.
     fn scan(&self, most: usize) -> (Vec<Candidate>, u64) {
         let (mut heap, mut bytes) = (BinaryHeap::new(), 0);
         for number in 0..=u8::MAX {
-            // A part that is not there, or cannot be read, holds nothing.
+            // A missing or unreadable folder holds nothing.
             let part = self.folder.join(format!("{number:02x}"));
             let Ok(entries) = fs::read_dir(part) else { continue };
             for entry in entries.flatten() {
@@ -124,7 +124,7 @@ impl Cache {
                     continue;
                 }
                 bytes += found.blocks() * 512;
-                // Notes go with their version.
+                // A journal is removed with its version.
                 let is_names = match kind {
                     CacheFileKind::Data => false,
                     CacheFileKind::Names => true,
@@ -141,10 +141,10 @@ impl Cache {
         (known, bytes)
     }
 
-    /// Has a version go that is void, unless somebody uses it.
+    /// Removes an invalid version, unless a mount uses it.
     pub fn discard(&self, key: &Key) {
         let path = self.path(key, "data");
-        // Mostly there is none.
+        // Usually there is none.
         if !path.try_exists().unwrap_or(false) {
             return;
         }
@@ -155,7 +155,7 @@ impl Cache {
         }
     }
 
-    /// Has names go that nobody asked for since.
+    /// Removes names that were not used since the scan.
     fn evict_names(&self, key: &Key, used: SystemTime) -> Option<bool> {
         let path = self.path(key, "names");
         let found = fs::symlink_metadata(&path).ok()?;
@@ -167,9 +167,9 @@ impl Cache {
         Some(false)
     }
 
-    /// Makes room of a version that nobody uses, and has not since: all of a small one, the
-    /// oldest blocks of a large one, which may be most of the cache. Says whether more is left;
-    /// none when it stays.
+    /// Evicts a version that was not used since the scan: a small one whole, a large one by its
+    /// oldest blocks, because it may fill most of the cache. Returns whether blocks are left;
+    /// `None` if it was not evicted.
     fn evict(&self, key: &Key, used: SystemTime, len: u64) -> Option<bool> {
         let names_lock = self.shared.lock_names().ok()?;
         let path = self.path(key, "data");
@@ -179,10 +179,10 @@ impl Cache {
         }
         let mut data = self.open_data(key).ok()?;
         if let Some(data) = &data {
-            // Whoever uses it, here or in another process, has a lock.
+            // A user of the version, in any process, holds a shared lock.
             flock(data, FlockOperation::NonBlockingLockExclusive).ok()?;
         }
-        // One that cannot be looked at just now stays.
+        // A version whose journal cannot be opened now stays.
         let notes = self.open_journal(key).ok()?;
         let is_large = found.blocks() * 512 > WHOLE_BYTES_MAX;
         let large = match notes.zip(data.take_if(|_| is_large)) {
@@ -198,7 +198,7 @@ impl Cache {
             {
                 freed += bytes;
             }
-            // It keeps its place among the others.
+            // Punching changed the mtime; this restores the last use.
             let _ = file.data.set_times(FileTimes::new().set_modified(used));
         }
         let more = freed > 0;
@@ -210,17 +210,17 @@ impl Cache {
     }
 }
 
-/// What a file of ours holds.
+/// The kind of a file in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CacheFileKind {
     Data,
     Journal,
     Names,
-    /// What is to take the place of notes or names.
+    /// A journal or names that are being written.
     Temporary,
 }
 
-/// The key that a name of ours stands for, and what the file holds.
+/// Parses the name of a cache file into its key and kind.
 fn key_of(name: &Path) -> Option<(Key, CacheFileKind)> {
     let (hex, kind) = name.to_str()?.split_once('.')?;
     let kind = match kind {

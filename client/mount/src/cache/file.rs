@@ -1,7 +1,7 @@
-//! One version of one file in the cache: a sparse file of blocks, and notes of those
-//! that were verified. Zeros of a block are holes too (`sparse`). What an earlier run or another mount noted is a claim: a block is
-//! hashed again before it is used the first time. A block that is given to a reader was
-//! verified by this run, when it arrived or when it was found.
+//! One cached version of a file: a sparse file of blocks and a journal of the stored
+//! ones. Blocks of zeros are holes (`sparse`). Records of an earlier run or another
+//! mount are claims: such a block is hashed before its first use. Every block that a
+//! reader gets was verified by this process.
 
 use super::super::inflight::InFlight;
 use super::block_journal::BlockJournal;
@@ -19,34 +19,34 @@ use verbatim_files::hash::hash_extent;
 use verbatim_proto::Digest;
 use verbatim_proto::message::FileInfo;
 
-/// A version of a file.
+/// A cached version.
 pub struct CacheFile {
-    /// How long it is.
+    /// Its size.
     pub size: u64,
-    /// When its content changed at the source.
+    /// Its mtime at the source.
     pub mtime_ns: i64,
-    /// The version it is.
+    /// Its version number.
     pub version: u64,
-    /// Blocks that are on their way.
+    /// Fetches of its blocks.
     pub in_flight: InFlight,
     pub(super) key: super::Key,
     pub(super) data: File,
     journal: Mutex<BlockJournal>,
     state: Mutex<BlockMap>,
-    /// Held while a block is read, and alone while one is punched.
+    /// Shared while a block is read, exclusive while one is punched.
     reading: RwLock<()>,
-    /// The kernel reads it past this process: nothing of it may go.
+    /// Handles with passthrough: while there are any, no block is punched.
     pins: AtomicU32,
-    /// Another version has taken its place in the cache.
+    /// Whether a newer version has replaced it in the cache.
     pub(super) replaced: AtomicBool,
-    /// Whether what comes can be kept, as far as is known.
+    /// Whether the cache accepted the last blocks.
     storable: AtomicBool,
-    /// Whether it has a place in the cache at all.
+    /// Whether it has files in the cache.
     has_storage: bool,
 }
 
 impl CacheFile {
-    /// A version of which nothing is there yet, in two empty files.
+    /// Creates a version without blocks in two empty files.
     pub fn create(
         key: super::Key,
         info: &FileInfo,
@@ -60,7 +60,7 @@ impl CacheFile {
         Ok(Self::of(key, (info.size, info.mtime_ns, version), data, journal, state))
     }
 
-    /// A version for which there is no place: nothing of it is ever kept.
+    /// Creates a version without files in the cache, which stores nothing.
     pub fn uncached(key: super::Key, info: &FileInfo, version: u64) -> io::Result<Self> {
         use rustix::fs::{MemfdFlags, memfd_create};
         let empty = || memfd_create("unplaced", MemfdFlags::CLOEXEC).map(File::from);
@@ -70,8 +70,8 @@ impl CacheFile {
         Ok(file)
     }
 
-    /// What is there, with its notes in this file; `None` when it is of no use, and an error when
-    /// that is not known.
+    /// Loads a version and its journal. `None` if the journal is unusable; an error if it cannot be
+    /// read now.
     pub fn load(key: super::Key, data: File, journal: File) -> io::Result<Option<Self>> {
         let mut found = Vec::new();
         let journal = BlockJournal::load(journal, &key, |block, at| found.push((block, at)))?;
@@ -86,8 +86,8 @@ impl CacheFile {
         Ok(Some(Self::of(key, of, data, journal, state)))
     }
 
-    /// Makes the data as long as the version: what lies behind its end is cut. False where it
-    /// cannot be, or another mount uses it. Only for who has the turn, with a lock on the data.
+    /// Truncates or extends the data to the size of the version. False if that fails or another
+    /// mount uses the file. Needs the lock on names and a shared lock on the data.
     pub fn truncate_to_size(&self) -> bool {
         if self.data.metadata().is_ok_and(|found| found.len() == self.size) {
             return true;
@@ -97,16 +97,16 @@ impl CacheFile {
         flock(&self.data, FlockOperation::NonBlockingLockShared).is_ok() && is_fit
     }
 
-    /// Writes its notes anew, if most of them are of no use any more. Only for who is alone.
+    /// Compacts the journal. Needs exclusive use.
     pub fn compact_journal(&self, journal: &Path) {
         let mut state = self.state();
         let claims = std::mem::take(&mut state.claims);
         let rewritten = self.journal().compact(journal, state.order.iter().copied(), &claims);
-        // What cannot be written stays as it is.
+        // If that fails the old journal stays.
         state.claims = rewritten.unwrap_or(claims);
     }
 
-    /// Whether that is worth it.
+    /// Whether compaction pays off.
     pub fn needs_compaction(&self) -> bool {
         self.journal().needs_compaction(self.state().order.len())
     }
@@ -143,24 +143,24 @@ impl CacheFile {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The blocks that a range of bytes is in.
+    /// The blocks that overlap a range.
     pub fn block_range(&self, offset: u64, len: u64) -> RangeInclusive<u32> {
         let last = (offset + len.max(1) - 1) / BLOCK_BYTES;
         (offset / BLOCK_BYTES) as u32..=last as u32
     }
 
-    /// Whether a block is there and verified.
+    /// Whether a block is stored and verified.
     pub fn has(&self, block: u32) -> bool {
         self.state().blocks.get(block as usize) == Some(&BlockState::Present)
     }
 
-    /// Which of these blocks must be fetched. Claimed ones are hashed now: this takes a while.
+    /// The blocks of a range that must be fetched. Hashes claimed blocks, which takes a while.
     pub fn absent(&self, blocks: RangeInclusive<u32>) -> Vec<u32> {
         let absent: Vec<u32> = blocks.filter(|&block| !self.verify_block(block)).collect();
         if absent.is_empty() {
             return absent;
         }
-        // Another mount may have brought some of them.
+        // Another mount may have stored some of them.
         let mut new_claims = Vec::new();
         self.journal().read_new(|block, at| new_claims.push((block, at)));
         let mut state = self.state();
@@ -171,18 +171,18 @@ impl CacheFile {
         absent.into_iter().filter(|&block| !self.verify_block(block)).collect()
     }
 
-    /// Which of these blocks nobody has noted. Looks at nothing.
+    /// The absent blocks of a range; reads neither the journal nor the data.
     pub fn unclaimed(&self, blocks: RangeInclusive<u32>) -> Vec<u32> {
         self.state().absent(blocks).collect()
     }
 
-    /// How many bytes they are.
+    /// The bytes of the absent blocks.
     pub fn missing_bytes(&self, blocks: RangeInclusive<u32>) -> u64 {
         let state = self.state();
         state.absent(blocks).map(|block| block_extent(block, self.size).len).sum()
     }
 
-    /// Whether a block is there and verified; looks at it if that was only claimed.
+    /// Whether a block is stored and verified; hashes a claimed one.
     fn verify_block(&self, block: u32) -> bool {
         let at = {
             let state = self.state();
@@ -195,7 +195,7 @@ impl CacheFile {
         let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
         let there = at.is_some_and(|at| self.matches_journal(block, at));
         let mut state = self.state();
-        // Another reader may have looked at it meanwhile.
+        // Another reader may have verified it meanwhile.
         if state.blocks[block as usize] == BlockState::Claimed {
             state.claims.remove(&block);
             if there {
@@ -216,13 +216,13 @@ impl CacheFile {
         now.is_ok_and(|now| now == digests)
     }
 
-    /// Reads a range if all of it is there and verified; `None` otherwise.
+    /// Reads a range if all its blocks are verified; `None` otherwise.
     pub fn read(&self, offset: u64, len: usize) -> Option<io::Result<Vec<u8>>> {
         let mut bytes = vec![0; len];
         Some(self.read_into(offset, &mut bytes)?.map(|()| bytes))
     }
 
-    /// The same, into memory that is there.
+    /// Like `read`, into a buffer of the caller.
     pub fn read_into(&self, offset: u64, bytes: &mut [u8]) -> Option<io::Result<()>> {
         let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
         let blocks = self.block_range(offset, bytes.len() as u64);
@@ -235,9 +235,9 @@ impl CacheFile {
         Some(self.data.read_exact_at(bytes, offset))
     }
 
-    /// Keeps a verified block, and returns how much of the disk that takes beyond its data: its
-    /// notes, and zeros that could not be a hole; none if it was there. One that cannot be kept is
-    /// fetched again when it is wanted.
+    /// Stores a verified block. Returns the disk space taken beyond its data, by the journal and by
+    /// zeros that could not be holes; `None` if it was stored already. A block that cannot be
+    /// stored is fetched again when needed.
     pub(super) fn store(
         &self,
         block: u32,
@@ -249,7 +249,7 @@ impl CacheFile {
         if !self.has_storage {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        // Whoever punches must be through with it.
+        // Waits for a punch to finish.
         let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
         if self.state().blocks[block as usize] == BlockState::Present {
             return Ok(None);
@@ -260,27 +260,28 @@ impl CacheFile {
         Ok(Some(recorded + zero_bytes))
     }
 
-    /// How much of the disk its notes take.
+    /// The disk space of the journal.
     pub(super) fn journal_bytes(&self) -> u64 {
         self.journal().disk_bytes()
     }
 
-    /// Whether what comes can be kept: where it cannot, nothing is to be brought ahead of time.
+    /// Whether the cache accepts blocks; if not, read-ahead is pointless.
     pub fn is_storable(&self) -> bool {
         self.storable.load(Ordering::Relaxed)
     }
 
-    /// Notes whether what came was kept.
+    /// Records whether the last blocks were stored.
     pub fn set_storable(&self, stored: bool) {
         self.storable.store(stored && self.has_storage, Ordering::Relaxed);
     }
 
-    /// Whether all of it was verified by this process.
+    /// Whether this process verified all blocks.
     pub(super) fn is_fully_verified(&self) -> bool {
         self.has_storage && self.state().not_present == 0
     }
 
-    /// All that is noted was verified by this process, and nobody has touched it since.
+    /// Marks all claimed blocks as verified: this process verified them, and the file is untouched
+    /// since.
     pub(super) fn mark_verified(&self) {
         let mut state = self.state();
         if !state.blocks.contains(&BlockState::Absent) {
@@ -290,7 +291,7 @@ impl CacheFile {
         }
     }
 
-    /// Whether all of it is there; looks at what is only claimed.
+    /// Whether all blocks are stored; hashes claimed ones.
     pub fn is_complete(&self) -> bool {
         let absent = |state: &BlockMap| state.blocks.contains(&BlockState::Absent);
         if absent(&self.state()) {
@@ -300,19 +301,18 @@ impl CacheFile {
         (0..last).all(|block| self.verify_block(block)) && self.state().not_present == 0
     }
 
-    /// The file that holds it.
+    /// The file with the data.
     pub fn data(&self) -> &File {
         &self.data
     }
 
-    /// Has all of it stay from now on, for the kernel to read past this process; false when not
-    /// all of it is there. Ends with `unback`.
+    /// Pins all blocks for passthrough, until `unpin`. False if a block is missing.
     pub fn pin(&self) -> bool {
         if !self.has_storage {
             return false;
         }
         let reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
-        // Counted while nobody punches, and looked at afterwards: what is there then stays.
+        // Pinned before the check and not during a punch: blocks that the check finds stay.
         self.pins.fetch_add(1, Ordering::AcqRel);
         drop(reading);
         let whole = self.is_complete();
@@ -322,19 +322,18 @@ impl CacheFile {
         whole
     }
 
-    /// The same for who waits for the answer: false too when some of it is only claimed, which
-    /// would have to be hashed, all of a large file maybe.
+    /// Pins without hashing, because an open waits: false also if blocks are only claimed.
     pub fn pin_if_verified(&self) -> bool {
         self.is_fully_verified() && self.pin()
     }
 
-    /// The kernel is done with it.
+    /// Ends one pin.
     pub fn unpin(&self) {
         self.pins.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Gives back the space of the block that came first; returns how much that was, which is
-    /// nothing where only a note of it was left. None when there is none that may go.
+    /// Punches the block that was stored first. Returns the freed bytes, zero for a hole; `None` if
+    /// no block may be punched.
     pub fn punch(&self) -> Option<u64> {
         use rustix::fs::{FallocateFlags, fallocate};
         let _alone = self.reading.write().unwrap_or_else(PoisonError::into_inner);
@@ -349,7 +348,7 @@ impl CacheFile {
             state.not_present += usize::from(was == BlockState::Present);
             block
         };
-        // Whoever wants it in the cache has to bring it.
+        // Later readers must fetch it again.
         self.in_flight.remove_block(block);
         let extent = block_extent(block, self.size);
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

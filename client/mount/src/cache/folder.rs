@@ -1,7 +1,7 @@
-//! The folder of a cache, before anything in it is used: it must belong to the user of
-//! this process, and nobody else may write to it, nor to the folders that are in it.
-//! Otherwise another user could exchange what is kept there, or have it written
-//! elsewhere. Makes the folder where there is none; never changes an owner or a mode.
+//! The folder of the cache, checked before use: this user must own it and its
+//! subfolders, and no other user may write to them. Otherwise another user could
+//! replace cached files, or redirect writes. Creates a missing folder; never changes an
+//! owner or a mode.
 
 use rustix::process::geteuid;
 use std::fs::{self, Metadata};
@@ -10,34 +10,34 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use verbatim_proto::{Code, Fault};
 
-/// The bits that let the group and others write.
+/// The write bits of group and others.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// The bit that keeps users from removing the files of others.
+/// The sticky bit: users cannot remove the files of others.
 const STICKY: u32 = 0o1000;
 
 /// Why a cache cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// Another user owns its folder, or may write to it.
+    /// Another user owns a folder of the cache, or may write to it.
     #[error("cannot use {} as a cache: {} belongs to user {owner} and its mode is {mode:04o}, {why}",
         cache.display(), folder.display(), why = why_unsafe(*owner, *user))]
     Unsafe {
-        /// The folder of the cache, where links have led to.
+        /// The cache, with symlinks resolved.
         cache: PathBuf,
-        /// That folder, or one in it.
+        /// The cache itself or a subfolder.
         folder: PathBuf,
-        /// The owner of the folder.
+        /// The owner of that folder.
         owner: u32,
         /// Its permission bits.
         mode: u32,
         /// The user of this process.
         user: u32,
     },
-    /// As many mounts use it as may.
+    /// The most mounts use it already.
     #[error("{0}")]
     Full(Fault),
-    /// Anything else.
+    /// Any other fault.
     #[error("{0}")]
     Fault(#[from] Fault),
 }
@@ -50,7 +50,7 @@ fn why_unsafe(owner: u32, user: u32) -> String {
 }
 
 impl CacheError {
-    /// What to do about it.
+    /// The next step for the user.
     pub fn hint(&self) -> Option<String> {
         let another = "give another folder with --cache DIR";
         match self {
@@ -69,24 +69,24 @@ impl CacheError {
     }
 }
 
-/// Makes the folder of a cache, where there is none, or looks at it. Returns where it is, without
-/// links: whoever can change a link could lead the cache elsewhere later.
+/// Creates the folder of a cache, or checks an existing one. Returns its real path: a symlink could
+/// be changed later.
 pub(super) fn create_or_check(given: &Path) -> Result<PathBuf, CacheError> {
     let cannot =
         |e: io::Error| Fault::from_io(format!("cannot use {} as a cache", given.display()), &e);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(given).map_err(cannot)?;
     let cache = given.canonicalize().map_err(cannot)?;
     check_owner(&cache, &cache, &fs::metadata(&cache).map_err(cannot)?)?;
-    // From here on nobody else can exchange what is in it, but may have done so before.
+    // No other user can replace its entries from here on, but may have done so before.
     for entry in fs::read_dir(&cache).map_err(cannot)? {
         let inner = entry.map_err(cannot)?.path();
         let found = match fs::symlink_metadata(&inner) {
-            // Another mount removes files.
+            // Another mount removed the file.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             found => found.map_err(cannot)?,
         };
         if found.is_symlink() {
-            // No mount makes one. Where it leads to is left alone.
+            // No mount creates a symlink there. Its target is not touched.
             fs::remove_file(&inner).map_err(cannot)?;
         } else if found.is_dir() {
             check_owner(&cache, &inner, &found)?;
@@ -95,7 +95,7 @@ pub(super) fn create_or_check(given: &Path) -> Result<PathBuf, CacheError> {
     Ok(cache)
 }
 
-/// Refuses a folder that another user owns or may write to.
+/// Rejects a folder that another user owns or may write to.
 fn check_owner(cache: &Path, folder: &Path, found: &Metadata) -> Result<(), CacheError> {
     let (owner, mode, user) = (found.uid(), found.mode() & 0o7777, geteuid().as_raw());
     if !found.is_dir() {
@@ -118,7 +118,7 @@ mod tests {
         fs::set_permissions(folder, fs::Permissions::from_mode(mode)).expect("sets");
     }
 
-    /// What is said of a folder, and the hint.
+    /// The error and the hint for a folder.
     fn refusal(folder: &Path) -> (String, String) {
         let error = create_or_check(folder).expect_err("it is refused");
         (error.to_string(), error.hint().expect("it has a hint"))
@@ -144,7 +144,7 @@ mod tests {
             set(&made, mode);
             create_or_check(&cache).expect("nobody else may write to it");
         }
-        // One that is in it counts as well.
+        // A subfolder is checked as well.
         let part = made.join("ab");
         fs::create_dir(&part).expect("makes");
         set(&part, 0o777);

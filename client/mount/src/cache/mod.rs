@@ -1,8 +1,7 @@
-//! The cache on local disk: a folder of versions, bounded in bytes, of which the least
-//! recently used go first (`eviction`). Several mounts may use it at once (`shared_state`): whoever
-//! uses a version has a lock on its file, and what is locked is neither removed nor
-//! punched by anybody else. Nothing in it is trusted: see `file`. Nothing of it is in
-//! memory but what is open.
+//! The cache on local disk: versions of files, bounded in bytes, with eviction of the
+//! least recently used (`eviction`). Several mounts may share it (`shared_state`): a
+//! user of a version locks its file, and other processes neither remove nor punch a
+//! locked file. Nothing in it is trusted (`file`). Only open versions take memory.
 
 mod block_journal;
 mod blocks;
@@ -36,24 +35,24 @@ use verbatim_proto::message::FileInfo;
 use verbatim_proto::{Code, Digest, Fault};
 use verified::VerifiedVersions;
 
-/// What a version is found by: server and path.
+/// The key of a version: a hash of server and path.
 pub type Key = [u8; 16];
 
-/// How long a disk that was full is taken to be no larger than it was.
+/// How long a full disk limits the size of the cache.
 const DISK_FULL_FOR: Duration = Duration::from_secs(5);
 
-/// How often a full disk is tried after something has gone from it.
+/// How often a store is tried on a full disk, after an eviction each time.
 const DISK_FULL_TRIES: usize = 3;
 
-/// What disks give space in.
+/// The unit in which disks allocate space.
 const PAGE_BYTES: u64 = 4096;
 
-/// The cache.
+/// The cache of one mount.
 pub struct Cache {
     folder: PathBuf,
     opener: SafeOpener,
     bytes_max: u64,
-    /// What fitted when the disk was found full, and when that was.
+    /// The bytes that fitted when the disk was full, and when that was.
     disk_full: Mutex<Option<(u64, Instant)>>,
     shared: SharedState,
     open: Mutex<OpenVersions>,
@@ -62,30 +61,30 @@ pub struct Cache {
     verified: VerifiedVersions,
 }
 
-/// The versions that this process uses.
+/// The versions that this process has open.
 #[derive(Default)]
 struct OpenVersions {
     files: HashMap<Key, Weak<CacheFile>>,
-    /// When those that nobody uses any more are looked for.
+    /// The size at which dropped versions are removed from the table.
     sweep_at: usize,
 }
 
 impl Cache {
-    /// Comes into a cache that nobody else may write to. Looks at no version in it: they may be a
-    /// million files.
+    /// Opens or creates a cache in a folder that only this user may write to. Reads no versions:
+    /// there may be a million.
     pub fn open(folder: &Path, bytes_max: u64) -> Result<Self, CacheError> {
         let folder = &folder::create_or_check(folder)?;
         let cannot = |e: &io::Error| {
             Fault::from_io(format!("cannot use {} as a cache", folder.display()), e)
         };
-        // Looked at before: what is uncounted then, nobody of this boot was at.
+        // Checked before joining, so that no mount of this boot was using it yet.
         let is_empty = is_empty(folder);
         let opener = SafeOpener::probe(folder);
         let Some(mut shared) = SharedState::join(folder, opener).map_err(|e| cannot(&e))? else {
             let text = format!("{MOUNTS_MAX} mounts use the cache {} already", folder.display());
             return Err(CacheError::Full(Fault::new(Code::Limit, text)));
         };
-        // What is kept from here on is counted as it comes, and is not to be found as well.
+        // An empty cache needs no scan: blocks stored from here on are counted as they come.
         if shared.needs_count && is_empty {
             shared.set_counted(0);
             shared.needs_count = false;
@@ -107,19 +106,19 @@ impl Cache {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that are there, that may be, and versions that had to go.
+    /// The bytes stored, their limit, and the number of evictions.
     pub fn usage(&self) -> (u64, u64, u64) {
         (self.shared.bytes(), self.limit_bytes(), self.evictions.load(Ordering::Relaxed))
     }
 
-    /// What may be there: as much as was said, or as the disk has room for.
+    /// The limit in bytes: the configured one, or what a full disk holds.
     fn limit_bytes(&self) -> u64 {
         let disk_full = *self.disk_full.lock().unwrap_or_else(PoisonError::into_inner);
         let lately = disk_full.filter(|(_, since)| since.elapsed() < DISK_FULL_FOR);
         lately.map_or(self.bytes_max, |(bytes, _)| bytes.min(self.bytes_max))
     }
 
-    /// The disk is full: what is there is what fits, for now.
+    /// Limits the cache to its present size, because the disk is full.
     fn note_disk_full(&self) {
         let bytes = self.shared.bytes();
         let mut disk_full = self.disk_full.lock().unwrap_or_else(PoisonError::into_inner);
@@ -131,13 +130,13 @@ impl Cache {
         self.folder.join(&name[..2]).join(format!("{name}.{kind}"))
     }
 
-    /// The version that is there of a file, if there is one.
+    /// The cached version of a key.
     pub fn find(&self, key: &Key) -> Option<Arc<CacheFile>> {
         let mut open = self.files();
         if let Some(file) = open.get(key) {
             return Some(file);
         }
-        // Most of what is asked for is not there at first.
+        // A first open usually finds nothing.
         let data = self.path(key, "data");
         data.try_exists().ok().filter(|there| *there)?;
         let names_lock = self.shared.lock_names().ok()?;
@@ -149,14 +148,14 @@ impl Cache {
         Some(file)
     }
 
-    /// Opens what is there, and locks it against whoever wants its room. `None` when nothing is
-    /// that is of use; where that cannot be found out, too many files are open say, an error.
+    /// Opens a version and locks it against eviction. `None` if there is none or it is unusable; an
+    /// error if that is unknown, as with too many open files.
     fn load(&self, key: &Key, _: &NameLock<'_>) -> io::Result<Option<CacheFile>> {
         let Some(data) = self.open_data(key)? else { return Ok(None) };
         let Some(journal_file) = self.open_journal(key)? else { return Ok(None) };
         flock(&data, FlockOperation::NonBlockingLockShared)?;
         let found = CacheFile::load(*key, data, journal_file)?;
-        // Whoever reads past this process reads to the end of the data, wherever that is.
+        // Passthrough reads up to the end of the data file.
         let Some(file) = found.filter(CacheFile::truncate_to_size) else { return Ok(None) };
         let journal = self.path(key, "journal");
         if self.verified.contains(&file) {
@@ -180,8 +179,8 @@ impl Cache {
         self.opener.open(&self.path(key, "journal"), OpenOptions::new().read(true).append(true))
     }
 
-    /// A new version of a file, which takes the place of what was there, and what `first` makes
-    /// of it before anybody else finds it.
+    /// Creates a version, which replaces an older one. Runs `first` on it before other readers can
+    /// find it.
     pub fn create<T>(
         &self,
         key: &Key,
@@ -202,7 +201,7 @@ impl Cache {
         }
         let file = match self.find_or_create(key, info, version) {
             Ok(file) => file,
-            // Readers get it all the same, from the network.
+            // Readers still get the blocks, over the network.
             Err(error) => {
                 let folder = self.folder.display();
                 tracing::warn!(cache = %folder, cause = %error, "the cache takes nothing");
@@ -216,11 +215,11 @@ impl Cache {
         Ok((file, made))
     }
 
-    /// The files of a version: another mount may have made them.
+    /// Finds or creates the files of a version: another mount may have created them.
     fn find_or_create(&self, key: &Key, info: &FileInfo, version: u64) -> io::Result<CacheFile> {
         loop {
             let names_lock = self.shared.lock_names()?;
-            // What may be good is not removed.
+            // A version that may be intact is not removed.
             let found = self.load(key, &names_lock)?;
             if let Some(file) = found.filter(|it| (it.version, it.size) == (version, info.size)) {
                 return Ok(file);
@@ -233,7 +232,7 @@ impl Cache {
             }
             drop(names_lock);
             match created {
-                // Each time something has gone, so this ends.
+                // Each eviction removes a file, so this ends.
                 Err(error) if is_full(&error) && self.evict_oldest(0) => {}
                 created => return created,
             }
@@ -258,18 +257,19 @@ impl Cache {
         CacheFile::create(*key, info, version, data, journal)
     }
 
-    /// Takes a version's name away; returns the room that its users give back in the end.
+    /// Unlinks the files of a version; returns the bytes that are freed when its last user closes
+    /// them.
     fn remove(&self, key: &Key, _: &NameLock<'_>) -> u64 {
         let (data, journal) = (self.path(key, "data"), self.path(key, "journal"));
         let disk_bytes = |path| fs::symlink_metadata(path).map_or(0, |found| found.blocks() * 512);
         let bytes = disk_bytes(&data) + disk_bytes(&journal);
-        // The journal first: without it the data says nothing. What is gone is no harm.
+        // The journal first: data without a journal is never used. A missing file is fine.
         let _ = fs::remove_file(journal);
         let _ = fs::remove_file(data);
         bytes
     }
 
-    /// Keeps a verified block, if there is room or room can be made. Pages of zeros take none.
+    /// Stores a verified block, if it fits or others can be evicted. Pages of zeros take no space.
     pub fn store(
         &self,
         file: &CacheFile,
@@ -280,12 +280,12 @@ impl Cache {
         if file.has(block) {
             return Ok(());
         }
-        // Of one that was replaced the space goes with its last reader.
+        // The last reader of a replaced version frees its space, so it is not counted.
         let counts = !file.replaced.load(Ordering::Relaxed);
         let runs = PageRuns::scan(bytes);
         let len = runs.data_bytes();
         for _ in 0..DISK_FULL_TRIES {
-            // For a hole, which takes nothing but its note, no block of the file itself goes.
+            // A hole takes only its journal record, so no block of the same file is punched for it.
             if counts && !self.make_room((len > 0).then_some(file), len) {
                 break;
             }
@@ -307,10 +307,10 @@ impl Cache {
         Err(io::ErrorKind::StorageFull.into())
     }
 
-    /// A version was used: the others go before it.
+    /// Marks a version as used now, for eviction.
     pub fn touch(&self, file: &CacheFile) {
         eviction::touch(&file.data);
-        // As it looks from now on.
+        // With the mtime just set.
         self.verified.record(file);
     }
 }
@@ -329,18 +329,18 @@ impl OpenVersions {
     }
 }
 
-/// Whether nothing was ever kept there: what is kept is in folders.
+/// Whether the cache holds nothing: all versions are in subfolders.
 fn is_empty(folder: &Path) -> bool {
     let is_folder = |entry: io::Result<fs::DirEntry>| entry.is_ok_and(|it| it.path().is_dir());
     fs::read_dir(folder).is_ok_and(|entries| !entries.into_iter().any(is_folder))
 }
 
-/// Whether there was no room on the disk, or none for this user.
+/// Whether the disk or the user's quota is full.
 fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Open versions below which nobody looks for those that are not.
+/// Open versions up to which the table is not swept.
 const SWEEP_MIN: usize = 1024;
 
 #[cfg(test)]

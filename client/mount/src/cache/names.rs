@@ -1,8 +1,8 @@
-//! What was told of folders, kept for when the server is away: one small file for each,
-//! with a digest over all of it and what it is kept under, among the versions, where it
-//! counts and goes as they do; of the root of a source beside them, where it stays, and
-//! which server that is. What is damaged, or of something else, says nothing. Who asks,
-//! and for what, is the business of `offline_names` and `cache_origin`.
+//! Files of the cache that store names for offline use. Each listing is one small file
+//! with a digest over its contents and its key; it counts and is evicted like a
+//! version. Facts about a source (its root, its server) stand beside the versions and
+//! are never evicted. A damaged file, or one of another key, is ignored.
+//! `offline_names` and `cache_origin` decide what is stored.
 
 use super::{Cache, Key, PAGE_BYTES};
 use std::fs::{self, File};
@@ -13,17 +13,17 @@ use verbatim_proto::Digest;
 
 const MAGIC: [u8; 8] = *b"VBTMNAM3";
 
-/// What stands before what was told.
+/// The header in front of the contents.
 const HEAD_BYTES: usize = MAGIC.len() + 32;
 
-/// How much is compared at a time.
+/// The bytes that are compared at a time.
 const COMPARED_BYTES: usize = 64 << 10;
 
-/// The most that one file may hold.
+/// The largest file.
 const NAMES_BYTES_MAX: u64 = 512 << 20;
 
 impl Cache {
-    /// Keeps what was told, unless it is what is there.
+    /// Stores names, unless the same are stored already.
     pub fn store_names(&self, key: &Key, body: &[u8]) -> io::Result<()> {
         let path = self.path(key, "names");
         let head = header(key, body);
@@ -41,7 +41,7 @@ impl Cache {
         if !self.make_room(None, len) {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        // They are little, and one that is not found while it is written is found the next time.
+        // Settled early: names are small, and a scan that misses them is corrected by the next.
         self.shared.settle(len);
         fs::DirBuilder::new()
             .recursive(true)
@@ -54,13 +54,13 @@ impl Cache {
         written
     }
 
-    /// What was told and is whole.
+    /// The stored names, if they are intact.
     pub fn load_names(&self, key: &Key) -> Option<Vec<u8>> {
         self.read_body(&self.path(key, "names"), key)
     }
 
-    /// Keeps one thing of a source beside the versions. Little: it neither counts nor goes, because
-    /// without it nobody but who mounts could come in, or nobody at all.
+    /// Stores a fact about a source. Small, so it neither counts nor is evicted: without it other
+    /// users, or all, could not use an offline mount.
     pub fn store_source_fact(&self, kind: &str, key: &Key, body: &[u8]) -> io::Result<()> {
         let (path, head) = (self.source_fact_path(kind, key), header(key, body));
         let there = self.opener.open_to_read(&path);
@@ -70,7 +70,7 @@ impl Cache {
         }
     }
 
-    /// What was kept of it, and is whole.
+    /// A stored fact about a source, if it is intact.
     pub fn load_source_fact(&self, kind: &str, key: &Key) -> Option<Vec<u8>> {
         self.read_body(&self.source_fact_path(kind, key), key)
     }
@@ -93,7 +93,7 @@ impl Cache {
     }
 }
 
-/// What stands before what was told: a digest over it and over what it is kept under.
+/// The header: a digest over the contents and the key.
 fn header(key: &Key, body: &[u8]) -> [u8; HEAD_BYTES] {
     let Digest(digest) = Digest::of(&[&key[..], &Digest::of(body).0].concat());
     let mut head = [0; HEAD_BYTES];
@@ -102,8 +102,7 @@ fn header(key: &Key, body: &[u8]) -> [u8; HEAD_BYTES] {
     head
 }
 
-/// Whether a file is of just this. All of it is looked at: what is damaged must not stay in the
-/// place of what is good.
+/// Whether a file holds exactly this. Compares all bytes, so that damaged contents are replaced.
 fn has_contents(mut file: &File, head: &[u8; HEAD_BYTES], body: &[u8]) -> bool {
     let is_as_long = file.metadata().is_ok_and(|it| it.len() == (head.len() + body.len()) as u64);
     let mut there = vec![0; COMPARED_BYTES.min(body.len()).max(head.len())];

@@ -1,7 +1,7 @@
-//! Which files of the cache folder are used: regular ones that this process could have
-//! made, with one name. A link, a fifo, a file of another user and one that others may
-//! write are not opened, so nothing outside of the cache is ever read, cut or written.
-//! Knows nothing of what is in them. Called by all of `cache`.
+//! Safe opening of cache files: only a regular file with one link, of this user and not
+//! writable by others. Symlinks, fifos and files of other users are rejected, so that
+//! no file outside of the cache is read, truncated or written. Knows no contents.
+//! Called by all of `cache`.
 
 use rustix::fs::OFlags;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -10,26 +10,26 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The permission bits of all files of the cache.
+/// The mode of all cache files.
 const MODE: u32 = 0o600;
 
-/// The bits that let others write.
+/// The write bits of group and others.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// How often a file is looked for or made that other mounts make and remove too.
+/// How often a file is opened or created that other mounts create and remove as well.
 const TRIES_MAX: usize = 8;
 
-/// How files look that this process makes in the cache folder.
+/// Owner and mode of files that this process creates in the cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SafeOpener {
     owner: u32,
-    /// The bits for others that the file system gives every file.
+    /// The write bits for others that the file system sets on every file.
     others: u32,
 }
 
 impl SafeOpener {
-    /// Makes a file in the folder, looks at it, and removes it. Some file systems have one owner
-    /// and one mode for all files, and some map root to another user.
+    /// Creates a file in the folder, reads its metadata and removes it. Some file systems give all
+    /// files one owner and mode, and some map root to another user.
     pub fn probe(folder: &Path) -> Self {
         let path = temporary_path(&folder.join("owner"));
         let made = create_options().open(&path).and_then(|file| file.metadata());
@@ -41,10 +41,10 @@ impl SafeOpener {
         Self { owner, others }
     }
 
-    /// Opens a file; none where there is none, or one that this process did not make. Where that
-    /// cannot be found out, too many files are open say, an error.
+    /// Opens a file. `None` if it is missing or not trusted; an error if that is unknown, as with
+    /// too many open files.
     pub fn open(&self, path: &Path, options: &OpenOptions) -> io::Result<Option<File>> {
-        // Before it is opened: who opens a fifo may wait for ever.
+        // Checked before the open, which may block for ever on a fifo.
         let may = match self.may_use(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             looked => looked?,
@@ -61,13 +61,13 @@ impl SafeOpener {
         Ok(is_ours.then_some(file))
     }
 
-    /// Opens a file to read it.
+    /// Opens a file for reading.
     pub fn open_to_read(&self, path: &Path) -> io::Result<Option<File>> {
         self.open(path, OpenOptions::new().read(true))
     }
 
-    /// Opens a file that stays in the cache folder, or makes it. What is in its place and is not
-    /// to be used is removed: only one at a time may do so.
+    /// Opens or creates a file that stays in the cache. Removes an untrusted file in its place; the
+    /// caller holds a lock.
     pub fn open_or_make(&self, path: &Path) -> io::Result<File> {
         for _ in 0..TRIES_MAX {
             if let Some(file) = self.open(path, OpenOptions::new().read(true).write(true))? {
@@ -82,8 +82,7 @@ impl SafeOpener {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// Puts a file in place, written aside first: whoever opens it finds all of it, or what was
-    /// there before.
+    /// Replaces a file atomically: a reader finds the old contents or all of the new.
     pub fn replace(&self, path: &Path, parts: &[&[u8]]) -> io::Result<()> {
         let temporary = temporary_path(path);
         let written = create_options().open(&temporary).and_then(|mut file| {
@@ -96,7 +95,7 @@ impl SafeOpener {
         written
     }
 
-    /// Whether what is there may be used; a folder is an error, and stays.
+    /// Whether a file may be used. A folder is an error, and stays.
     fn may_use(&self, path: &Path) -> io::Result<bool> {
         let found = fs::symlink_metadata(path)?;
         match found.is_dir() {
@@ -110,7 +109,7 @@ impl SafeOpener {
         found.is_file() && found.nlink() == 1 && found.uid() == self.owner && others == 0
     }
 
-    /// Removes what must not be used.
+    /// Removes an untrusted file.
     fn remove_untrusted(&self, path: &Path) -> io::Result<()> {
         match self.may_use(path) {
             Ok(false) => fs::remove_file(path),
@@ -120,15 +119,15 @@ impl SafeOpener {
     }
 }
 
-/// What makes a file of the cache.
+/// The options that create a cache file.
 fn create_options() -> OpenOptions {
     let mut new = OpenOptions::new();
     new.read(true).write(true).create_new(true).mode(MODE);
     new
 }
 
-/// A name for what is written before it takes the place of this file. No two are the same in one
-/// process; what a dead one with the same number has left goes.
+/// A temporary name for a file that is being replaced. Unique in this process; removes a file of a
+/// dead process with the same number.
 fn temporary_path(path: &Path) -> PathBuf {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);

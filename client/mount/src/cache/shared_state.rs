@@ -1,7 +1,6 @@
-//! What mounts that use one cache have in common: who is in, how much is kept, and
-//! whose turn it is to give a name to something else. All of it is locks and eight
-//! bytes in the folder of the cache, so that a process that dies lets go of everything.
-//! Never touches what is kept; called by `Cache`.
+//! State that mounts of one cache share: who uses it, the bytes stored, and the lock on
+//! names. It consists of file locks and of eight bytes in a file, so the death of a
+//! process releases everything. Never touches versions; called by `Cache`.
 
 use super::safe_open::SafeOpener;
 use rustix::fs::{FlockOperation, flock};
@@ -14,49 +13,49 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use verbatim_files::journal::{BOOT_BYTES, boot_id};
 
-/// Mounts that may use one cache at a time.
+/// The most mounts that may use one cache.
 pub const MOUNTS_MAX: usize = 8;
 
-/// How long a lock is waited for that others hold for a moment: who holds it longer was stopped.
+/// How long a mount waits for a short lock; a process that holds it longer was stopped.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// How long a mount waits for a place: whoever wants to be alone has them all for a moment.
+/// How long a mount waits to join: exclusive use takes all locks for a moment.
 const JOIN_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// How often it is tried.
+/// The pause between two tries to lock.
 const LOCK_RETRY: Duration = Duration::from_millis(1);
 
-/// Where the number of bytes is, behind the boot it was counted in.
+/// The offset of the byte count, behind the boot id of the count.
 const TOTAL_AT: u64 = 64;
 
-/// The boot of a number that is not all of what is kept: nobody has counted it to the end.
+/// The boot id of a count that is not complete.
 const UNCOUNTED: [u8; BOOT_BYTES] = [0; BOOT_BYTES];
 
-/// One mount's part in a cache.
+/// One mount's view of the shared state.
 pub struct SharedState {
-    /// The place of this mount, locked for as long as it is in.
+    /// The lock of this mount, held while it uses the cache.
     _own_lock: File,
-    /// The places of the others.
+    /// The lock files of other mounts.
     other_locks: Mutex<Vec<File>>,
     total: Mutex<File>,
-    /// All that was ever taken here, and what of it is written or was given up.
+    /// All bytes ever reserved by this mount, and those of them that are on disk or were given up.
     reserved: AtomicU64,
     settled: AtomicU64,
     names_lock: Mutex<File>,
-    /// Whether what is kept has to be counted.
+    /// Whether the stored bytes must be counted by a scan.
     pub needs_count: bool,
 }
 
-/// Nobody else is in, and nobody comes in, until this is dropped.
+/// Exclusive use: no other mount uses or joins the cache until this is dropped.
 pub struct ExclusiveUse<'a>(MutexGuard<'a, Vec<File>>);
 
-/// Names in the cache are this process's until this is dropped.
+/// The lock on names in the cache, until this is dropped.
 pub struct NameLock<'a>(MutexGuard<'a, File>);
 
 impl SharedState {
-    /// Comes in; none when as many are in as may be.
+    /// Joins the mounts of a cache; `None` if `MOUNTS_MAX` use it already.
     pub fn join(folder: &Path, opener: SafeOpener) -> io::Result<Option<Self>> {
-        // Nobody removes what another mount has just made in the place of something damaged.
+        // Locks the folder, so that no mount removes a file that another has just created.
         let folder_lock = File::open(folder)?;
         let _ = retry_within(LOCK_WAIT_MAX, || lock(&folder_lock).then_some(()));
         let open = |name: &str| opener.open_or_make(&folder.join(name));
@@ -82,11 +81,11 @@ impl SharedState {
         Ok(Some(shared))
     }
 
-    /// Whether the number is of another boot, which may have ended before it was written. It is
-    /// of no boot until somebody has counted: who begins may not get that far.
+    /// Whether the count is of another boot, which may have ended before it was written. It is
+    /// marked as incomplete until a scan is done, because this mount may fail before that.
     fn check_boot(&self) -> bool {
-        // One that was ended before it had counted may have brought something: who is the only one
-        // counts that too.
+        // A mount that died before its scan may have stored blocks; a single mount counts them
+        // anew.
         let alone = self.try_exclusive();
         self.with_total(|total| {
             let boot = read_boot(total);
@@ -99,8 +98,8 @@ impl SharedState {
         })
     }
 
-    /// So much was there when it was counted; what comes is in the number. Who counts as the
-    /// second finds it done.
+    /// Adds the result of a scan; bytes stored since the start are in the count already. A second
+    /// scan changes nothing.
     pub fn set_counted(&self, bytes: u64) {
         self.with_total(|total| {
             if !is_this_boot(&read_boot(total)) {
@@ -111,7 +110,7 @@ impl SharedState {
         });
     }
 
-    /// Whether this mount is the only one, which it stays as long as the answer is kept.
+    /// Takes exclusive use if no other mount uses the cache.
     pub fn try_exclusive(&self) -> Option<ExclusiveUse<'_>> {
         let other_locks = self.other_locks.lock().unwrap_or_else(PoisonError::into_inner);
         let locked = other_locks.iter().take_while(|file| lock(file)).count();
@@ -120,7 +119,7 @@ impl SharedState {
         all.then_some(alone)
     }
 
-    /// Waits until names are this process's.
+    /// Waits for the lock on names.
     pub fn lock_names(&self) -> io::Result<NameLock<'_>> {
         let names_lock = self.names_lock.lock().unwrap_or_else(PoisonError::into_inner);
         match retry_within(LOCK_WAIT_MAX, || lock(&names_lock).then_some(())) {
@@ -129,13 +128,13 @@ impl SharedState {
         }
     }
 
-    /// How many bytes are kept.
+    /// The bytes stored in the cache.
     pub fn bytes(&self) -> u64 {
         read_total(&self.total.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Counts so many more as kept, if that is not too much. They are on their way to the disk
-    /// until they are `settle`d.
+    /// Reserves bytes, unless they exceed the limit. They count as on their way to the disk until
+    /// `settle`.
     pub fn reserve(&self, bytes: u64, most: u64) -> bool {
         self.update_total(|total| {
             let sum = Some(total.saturating_add(bytes)).filter(|sum| *sum <= most)?;
@@ -144,23 +143,23 @@ impl SharedState {
         })
     }
 
-    /// So many that were taken are on the disk, or will not be.
+    /// Marks reserved bytes as written or given up.
     pub fn settle(&self, bytes: u64) {
         self.settled.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// What was settled so far; asked before what is there is looked at.
+    /// The bytes settled so far; read before a scan.
     pub fn settled(&self) -> u64 {
         self.settled.load(Ordering::Relaxed)
     }
 
-    /// Counts so many more or fewer.
+    /// Adds to or subtracts from the count.
     pub fn adjust(&self, bytes: i64) {
         self.update_total(|total| Some(total.saturating_add_signed(bytes)));
     }
 
-    /// So many were found, by a look that began when so much was `settled`. What was on its way
-    /// then, or has been taken since, may not have been there to be found, and counts.
+    /// Replaces the count by the result of a scan that began at `settled`. Bytes not settled then,
+    /// or reserved since, may have escaped the scan and are added.
     pub fn correct(&self, bytes: u64, settled: u64) {
         self.update_total(|_| {
             Some(bytes + self.reserved.load(Ordering::Relaxed).saturating_sub(settled))
@@ -179,7 +178,7 @@ impl SharedState {
 
     fn with_total<T>(&self, work: impl FnOnce(&File) -> T) -> T {
         let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
-        // Without the lock another's number may be lost; the next count finds it.
+        // Without the lock another mount's update may be lost; the next scan corrects it.
         let locked = retry_within(LOCK_WAIT_MAX, || lock(&total).then_some(()));
         let done = work(&total);
         if locked.is_some() {
@@ -191,7 +190,7 @@ impl SharedState {
 
 impl Drop for ExclusiveUse<'_> {
     fn drop(&mut self) {
-        // Those that were not locked are not hurt.
+        // Unlocking a file that was not locked does nothing.
         self.0.iter().for_each(unlock);
     }
 }
@@ -210,14 +209,14 @@ fn unlock(file: &File) {
     let _ = flock(file, FlockOperation::Unlock);
 }
 
-/// The boot of the number; none where there is no number yet.
+/// The boot id of the count; `UNCOUNTED` if there is none yet.
 fn read_boot(total: &File) -> [u8; BOOT_BYTES] {
     let mut boot = UNCOUNTED;
     let read = total.read_exact_at(&mut boot, 0);
     read.map_or(UNCOUNTED, |()| boot)
 }
 
-/// Whether it is this boot; one that has no name is none.
+/// Whether this is the current boot; an unknown boot id never is.
 fn is_this_boot(boot: &[u8; BOOT_BYTES]) -> bool {
     *boot == boot_id() && *boot != UNCOUNTED
 }
@@ -228,7 +227,7 @@ fn read_total(total: &File) -> u64 {
     read.map_or(0, |()| u64::from_le_bytes(bytes))
 }
 
-/// Tries until there is something, or it takes too long.
+/// Retries until the attempt succeeds or the time is over.
 fn retry_within<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
     loop {
@@ -264,7 +263,7 @@ mod tests {
         assert_eq!((one.bytes(), two.bytes()), (30, 30));
         two.adjust(-70);
         assert_eq!(one.bytes(), 0);
-        // What is on its way to the disk cannot be found there yet, and counts.
+        // Bytes on their way to the disk escape a scan, and are added.
         one.settle(60);
         assert!(one.reserve(30, 100) && one.reserve(20, 100));
         one.settle(20);
@@ -276,7 +275,7 @@ mod tests {
         one.settle(30);
         one.correct(50, one.settled());
         assert_eq!(one.bytes(), 50, "nothing is on its way");
-        // A turn ends with whoever has it.
+        // Dropping the lock on names releases it.
         drop(one.lock_names().expect("is free"));
         drop(two.lock_names().expect("is free"));
         drop(two);

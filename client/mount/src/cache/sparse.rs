@@ -1,7 +1,6 @@
-//! Which pages of a block have something in them: only these are written to the cache
-//! file. Pages of zeros stay holes, or become holes, so that a sparse file takes no more
-//! room here than at its source, and reads as zeros all the same. Knows no notes and no
-//! versions. Called by `Cache::store` and `CacheFile::store`.
+//! Sparse writes of blocks: pages with data are written, pages of zeros stay or become
+//! holes. So a sparse file takes no more space than at its source. Knows neither
+//! journals nor versions. Called by `Cache::store` and `CacheFile::store`.
 
 use super::PAGE_BYTES;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
@@ -14,15 +13,15 @@ use std::os::unix::fs::FileExt;
 /// A page of zeros.
 static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
-/// A verified block, in runs of pages of one kind.
+/// A verified block, split into runs of data pages and zero pages.
 pub(super) struct PageRuns<'a> {
     bytes: &'a [u8],
-    /// Where each run is, and whether it is zeros.
+    /// The range of each run, and whether it is zeros.
     runs: Vec<(Range<usize>, bool)>,
 }
 
 impl<'a> PageRuns<'a> {
-    /// Looks at all bytes of a block. A page with data is told by its first bytes.
+    /// Scans a block. For a page with data the first bytes usually decide.
     pub fn scan(bytes: &'a [u8]) -> Self {
         let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
         for (start, page) in (0..).step_by(ZEROS.len()).zip(bytes.chunks(ZEROS.len())) {
@@ -35,22 +34,22 @@ impl<'a> PageRuns<'a> {
         Self { bytes, runs }
     }
 
-    /// How long the block is.
+    /// The length of the block.
     pub fn byte_count(&self) -> u64 {
         self.bytes.len() as u64
     }
 
-    /// How much of the disk its data takes.
+    /// The disk space of its data pages.
     pub fn data_bytes(&self) -> u64 {
         let data = self.runs.iter().filter(|(_, is_zero)| !is_zero);
         data.map(|(run, _)| (run.len() as u64).next_multiple_of(PAGE_BYTES)).sum()
     }
 
-    /// Writes the block there; returns how many bytes of zeros had to be written, because the file
-    /// system makes no holes. Other mounts may read it meanwhile: what was verified stays as it is.
+    /// Writes the block. Returns the bytes of zeros that were written because the file system
+    /// punches no holes. Other mounts may read it meanwhile: verified bytes do not change.
     pub fn write(&self, file: &File, offset: u64) -> io::Result<u64> {
         let has_zeros = self.runs.iter().any(|(_, is_zero)| *is_zero);
-        // Only a block that was damaged, or that somebody else stores too, has something there.
+        // Only a damaged block, or one that another mount stores too, has data there.
         let is_all_hole = has_zeros && is_hole(file, offset, self.byte_count());
         let mut zero_bytes = 0;
         for (run, is_zero) in &self.runs {
@@ -65,7 +64,7 @@ impl<'a> PageRuns<'a> {
     }
 }
 
-/// Whether nothing is stored in a range; what a file system does not tell is data.
+/// Whether a range is a hole; if the file system cannot tell, it is data.
 fn is_hole(file: &File, offset: u64, len: u64) -> bool {
     match seek(file, SeekFrom::Data(offset)) {
         Ok(data) => data >= offset + len,
@@ -85,7 +84,7 @@ mod tests {
 
     const PAGE: usize = PAGE_BYTES as usize;
 
-    /// A block of pages that are data where this says so, and a short page at its end.
+    /// A block whose pages are data where `data` says so, with a short page at its end.
     fn block(data: &[bool], tail: usize) -> Vec<u8> {
         let mut bytes: Vec<u8> = data.iter().flat_map(|it| [u8::from(*it) * 7; PAGE]).collect();
         bytes.extend(vec![9; tail]);

@@ -1,12 +1,12 @@
-//! The cache by itself: what it keeps, what it finds again, and what it never gives
-//! out. No network and no mount.
+//! Tests of the cache alone: what it stores, finds again, and never returns. No network
+//! and no mount.
 
 use super::*;
 use std::os::unix::fs::FileExt;
 
 const SIZE: u64 = 3 * BLOCK_BYTES + 77;
 
-/// What the notes of a small version take.
+/// The disk space of a small journal.
 const NOTES_BYTES: u64 = 4096;
 
 fn info(size: u64) -> FileInfo {
@@ -36,8 +36,8 @@ fn store_block(cache: &Cache, file: &CacheFile, block: u32) -> io::Result<()> {
     cache.store(file, block, &bytes, &digests)
 }
 
-/// Keeps a block for which room can be made. Where nothing could go, it is not looked again at
-/// once.
+/// Stores a block that others can be evicted for. After a scan without a result the cache does not
+/// scan again at once.
 fn store_when_room(cache: &Cache, file: &CacheFile, block: u32) {
     let begin = Instant::now();
     while let Err(error) = store_block(cache, file, block) {
@@ -79,7 +79,7 @@ fn a_damaged_block_is_fetched_and_never_read() {
     drop((complete_file(&cache, 1, SIZE), cache));
     let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
     let file = OpenOptions::new().read(true).write(true).open(&data).expect("opens");
-    // A flipped bit in the second block, and the last one cut off.
+    // Flips a bit in the second block and cuts off the last.
     let mut byte = [0];
     file.read_exact_at(&mut byte, BLOCK_BYTES + 12_345).expect("reads");
     file.write_all_at(&[byte[0] ^ 4], BLOCK_BYTES + 12_345).expect("flips");
@@ -121,7 +121,7 @@ fn a_file_over_the_size_limit_is_refused_before_its_blocks_are_allocated() {
         assert_eq!(refused, Some(io::ErrorKind::FileTooLarge));
     }
     assert_eq!(cache.find(&[1; 16]).map(|file| file.size), None, "nothing of it is left");
-    // Nor is a journal believed that says so.
+    // A journal with such a size is not believed either.
     drop(complete_file(&cache, 2, SIZE));
     let journal = dir.path().join("02").join(format!("{}.journal", "02".repeat(16)));
     let file = OpenOptions::new().write(true).open(journal).expect("opens");
@@ -137,7 +137,8 @@ fn a_version_that_cannot_be_opened_now_is_not_removed() {
     drop((complete_file(&cache, 1, 12 * BLOCK_BYTES), cache));
     let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
     let (journal, aside) = (data.with_extension("journal"), dir.path().join("aside"));
-    // Too many open files cannot be had for this test alone: a folder cannot be opened either.
+    // Running out of descriptors would disturb other tests: a folder cannot be opened as a file
+    // either.
     fs::rename(&journal, &aside).expect("renames");
     fs::create_dir(&journal).expect("makes");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
@@ -240,12 +241,12 @@ fn two_mounts_share_blocks_and_neither_evicts_a_version_in_use_by_the_other() {
     store_block(&one, &mine, 2).expect("keeps");
     assert_eq!(theirs.absent(0..=3), [0, 3], "it need not be brought twice");
     assert_eq!(theirs.read(BLOCK_BYTES, 9).expect("there").expect("reads"), content(1, SIZE)[..9]);
-    // The same version begun by both is one.
+    // Both mounts create the same version: it is one.
     let again = two.create_version(&[1; 16], &info(SIZE), 9).expect("is there");
     assert!(again.absent(1..=2).is_empty());
     let both = 2 * BLOCK_BYTES + NOTES_BYTES;
     assert_eq!((one.usage().0, two.usage().0), (both, both));
-    // The cache fills up: what the other uses stays, and no hole is made under it.
+    // The cache fills up: versions in use by the other mount stay, and none is punched.
     let other = complete_file(&two, 2, 2 * BLOCK_BYTES);
     assert!(store_block(&two, &other, 0).is_ok());
     let more = two.create_version(&[3; 16], &info(BLOCK_BYTES), 9).expect("creates");
@@ -273,7 +274,7 @@ fn a_ninth_mount_is_refused_and_the_byte_count_outlives_the_mounts() {
     drop(eight);
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
     assert_eq!(cache.usage().0, BLOCK_BYTES + 4096 + NOTES_BYTES, "as the disk has it");
-    // After another boot it is counted.
+    // After another boot a scan counts it.
     drop(cache);
     fs::remove_file(dir.path().join("bytes")).expect("removes");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
@@ -295,14 +296,14 @@ fn a_mount_that_fails_before_counting_leaves_the_count_to_the_next_mount() {
     let dir = tempfile::tempdir().expect("folder");
     let cache = Cache::open(dir.path(), 1 << 30).expect("opens");
     drop((complete_file(&cache, 1, BLOCK_BYTES + 5), cache));
-    // The number is of another boot.
+    // The count is of another boot.
     let total = OpenOptions::new().write(true).open(dir.path().join("bytes")).expect("opens");
     total.write_all_at(b"another boot", 0).expect("writes");
     drop(Cache::open(dir.path(), 1 << 30).expect("opens"));
     let (one, two) = (Cache::open(dir.path(), 1 << 30), Cache::open(dir.path(), 1 << 30));
     let (one, two) = (one.expect("opens"), two.expect("opens"));
     assert_eq!(one.usage().0, 0, "nobody has counted");
-    // Both do, and it is in the number once.
+    // Both scan, and the bytes are counted once.
     one.count();
     two.count();
     assert_eq!(
@@ -356,7 +357,7 @@ fn eviction_frees_blocks_on_disk_and_ignores_old_journal_records() {
     let of = |path: &Path| fs::metadata(path).map_or(0, |found| found.blocks() * 512);
     let taken = || of(&data) + of(&journal);
     let mut before = taken();
-    // Each time something goes, until all has; the notes of it stay.
+    // Each round frees something until all is gone; superseded records stay.
     while cache.evict_oldest(BLOCK_BYTES) {
         assert!(taken() < before || before == 0, "nothing went");
         before = taken();
@@ -381,7 +382,7 @@ fn all_files_of_the_cache_count_and_stale_temporary_files_are_removed() {
     assert_eq!(cache.usage().0, taken(), "notes count as they come");
     let large = 30 * BLOCK_BYTES + 2 * NOTES_BYTES;
     assert_eq!(taken(), 20 * (4096 + NOTES_BYTES) + large + 4096, "those of a large one grow");
-    // What dead processes left, and what somebody writes just now.
+    // Temporary files of dead processes, and one of a live process.
     let part = dir.path().join("01");
     let aside = |kind: &str| part.join(format!("{}.{kind}", "01".repeat(16)));
     for kind in ["names-1", "journal-new", "names-2"] {
@@ -409,7 +410,7 @@ fn a_verified_version_is_not_hashed_again_unless_its_file_was_touched() {
     assert!((0..=3).all(|block| file.has(block)), "it is only claimed");
     cache.touch(&file);
     drop(file);
-    // Another mount punches it, and its notes stay.
+    // Another mount punches it, and its journal stays.
     let data = dir.path().join("01").join(format!("{}.data", "01".repeat(16)));
     let other = OpenOptions::new().read(true).write(true).open(&data).expect("opens");
     let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
@@ -471,7 +472,7 @@ fn files_stored_under_one_key_are_not_found_under_another() {
         assert!(cache.find(&key).is_none());
         assert_eq!((cache.load_names(&key), cache.load_source_fact("root", &key)), (None, None));
     }
-    // What is told again takes the place of what was damaged.
+    // Storing again replaces damaged names.
     cache.store_names(&[1; 16], &[1; 99]).expect("keeps");
     let names = of("01").with_extension("names");
     let mut bytes = fs::read(&names).expect("reads");
@@ -482,7 +483,7 @@ fn files_stored_under_one_key_are_not_found_under_another() {
     assert_eq!(cache.load_names(&[1; 16]), Some(vec![1; 99]));
 }
 
-/// Keeps a block that is zeros but for a page in its middle, or but for nothing.
+/// Stores a block of zeros, with one data page in its middle if `data`.
 fn store_sparse(cache: &Cache, file: &CacheFile, block: u32, data: bool) -> Vec<u8> {
     let extent = block_extent(block, file.size);
     let mut bytes = vec![0; extent.len as usize];

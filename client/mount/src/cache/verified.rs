@@ -1,20 +1,20 @@
-//! Versions that this process has verified whole and closed since, so that a large file
-//! is not hashed again whenever it is opened. What is remembered is believed only while
-//! its file is untouched: whoever punches or writes it changes its time and its blocks.
-//! Bounded; the oldest go first. Says nothing of what an earlier run left.
+//! Versions that this process verified completely and then closed, so that a reopened
+//! large file is not hashed again. An entry is valid only while the file is untouched:
+//! punching or writing changes its ctime and its blocks. Bounded; the oldest entries
+//! are dropped. Says nothing about earlier runs.
 
 use super::{CacheFile, Key};
 use std::collections::{HashMap, VecDeque};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Mutex, PoisonError};
 
-/// The most that are remembered.
+/// The most entries.
 const VERIFIED_MAX: usize = 1 << 15;
 
-/// How a file looked when it was let go of: version, inode, blocks, time of its last change.
+/// The state of a file at its close: version, inode, blocks, ctime.
 type FileStamp = (u64, u64, u64, (i64, i64));
 
-/// The versions.
+/// Stamps of verified versions.
 #[derive(Default)]
 pub(super) struct VerifiedVersions(Mutex<Stamps>);
 
@@ -25,8 +25,8 @@ struct Stamps {
 }
 
 impl VerifiedVersions {
-    /// Remembers a version, if all of it is verified. Its user holds a lock on it, so nobody
-    /// changes it meanwhile.
+    /// Records a version if all of it is verified. The caller holds a lock on it, so it does not
+    /// change meanwhile.
     pub fn record(&self, file: &CacheFile) {
         let stamp = stamp(file).filter(|_| file.is_fully_verified());
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,7 +43,7 @@ impl VerifiedVersions {
         }
     }
 
-    /// Whether it is one of them, untouched. Asked by who has just locked it.
+    /// Whether a version was recorded and is untouched. The caller has just locked it.
     pub fn contains(&self, file: &CacheFile) -> bool {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = state.stamps.get(&file.key).copied();
