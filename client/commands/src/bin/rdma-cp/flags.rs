@@ -1,5 +1,5 @@
-//! The flags of `rdma-cp`, and the one place where they become options. Nobody
-//! behind this file sees a flag.
+//! The flags of `rdma-cp`, turned into options of the library. Only this file knows the
+//! flags.
 
 use crate::shared::connection::ConnectionFlags;
 use crate::shared::exit::FlagError;
@@ -157,23 +157,23 @@ pub struct Flags {
     pub connection: ConnectionFlags,
 }
 
-/// What is to be done.
+/// The task of the command.
 pub enum Task {
-    /// List this.
+    /// List a remote folder.
     List(Remote),
-    /// Copy this.
+    /// Copy files.
     Copy(CopyOptions),
-    /// Make a key, and write its token here.
+    /// Generate a key and write its token to this file.
     NewToken(PathBuf),
 }
 
 impl Flags {
-    /// Whether standard output is for data alone.
+    /// Whether standard output carries the data of a file.
     pub fn to_stdout(&self) -> bool {
         self.paths.len() > 1 && self.paths.last().is_some_and(|path| path == "-")
     }
 
-    /// Reads the locations.
+    /// Parses the locations into the task.
     pub fn task(&self) -> Result<Task, FlagError> {
         if let Some(path) = &self.new_token {
             return Ok(Task::NewToken(path.clone()));
@@ -233,7 +233,7 @@ impl Flags {
         Ok(Rules { task, replace, exclude, follow, force, ..Rules::default() })
     }
 
-    /// Makes the options of a session with this server.
+    /// The options of a session with this server.
     pub fn session(&self, remote: &Remote) -> Result<SessionOptions, FlagError> {
         self.connection.session(remote, self.chunk_size, self.preserve || self.archive)
     }

@@ -1,6 +1,6 @@
-//! `rdma-cp`: flags become options once, the library copies, and what it tells
-//! is printed: files and errors as they come, progress on a terminal, a summary
-//! at the end, or JSON lines. The exit code is the worst that happened.
+//! `rdma-cp`: parses the flags, lets the library copy, and prints its events: files and
+//! errors as they happen, progress on a terminal, and a summary, or JSON lines. The
+//! worst event decides the exit code.
 
 #![forbid(unsafe_code)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         }
     };
     let exit = runtime.block_on(run(flags));
-    // A walk or a flush may still be at work on a thread of its own: do not wait for it.
+    // A walk or a flush may still run on its own thread: do not wait for it.
     runtime.shutdown_background();
     exit
 }
@@ -62,7 +62,7 @@ async fn run(flags: Flags) -> ExitCode {
             let config_dir = session.connect.config_dir.clone();
             let mut stop = pin!(interrupt_signal());
             let listed = trust_prompt::with_trust_prompt(&config_dir, async || {
-                // Not with -a, which is no walk where lists are asked for: as in ls.
+                // Only -r makes a listing recursive; -a does not, as in ls.
                 let print = |entry| print_entry(&entry, json);
                 let listing = list(&remote, session.clone(), flags.recursive, print);
                 trust_prompt::unless_interrupted(stop.as_mut(), listing).await
@@ -109,7 +109,7 @@ async fn run(flags: Flags) -> ExitCode {
     }
 }
 
-/// Makes a key; the secret half goes into the file and nowhere else.
+/// Generates a key; only the file gets the secret half.
 fn new_token(path: &Path, flags: &Flags) -> ExitCode {
     let saved = ClientKey::generate().and_then(|key| key.save_new(path).map(|()| key.public()));
     let public = match saved {
@@ -143,13 +143,13 @@ fn print_entry(entry: &Entry, json: bool) {
         let size = if kind == "file" { entry.size.to_string() } else { "-".into() };
         print_out(format_args!("{size:>15} {path}{slash}"))
     };
-    // The list is all there is to do: who has seen enough of it wants no more.
+    // A closed pipe (head, less) ends the listing: there is nothing else to do.
     if !taken {
         std::process::exit(Exit::Failed as i32);
     }
 }
 
-/// Who makes a key, as its line names it to whoever lets it in.
+/// The comment of a public key: its user and host, for the server's administrator.
 fn user_at_host() -> String {
     let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();

@@ -1,5 +1,5 @@
-//! What `rdma-cp` prints beside what all commands do: digests, what would be
-//! copied, and its summary.
+//! Prints the events of `rdma-cp` beyond those of all commands: digests, planned
+//! copies, and its summary.
 
 use crate::flags::Flags;
 use crate::shared::exit::Exit;
@@ -13,12 +13,12 @@ use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Digest};
 use verbatim_usage::{note, out};
 
-/// Prints what a copy tells.
+/// Prints the events of a copy.
 pub struct CopyObserver {
     output: Output,
     task: Task,
     digest: bool,
-    /// The digest of the last file; it is told where there was only one.
+    /// The digest of the last file, which the summary shows for a single file.
     last: Option<Digest>,
 }
 
@@ -28,7 +28,7 @@ impl CopyObserver {
         Self { output, task, digest: flags.digest, last: None }
     }
 
-    /// Prints the summary, and says how it ended.
+    /// Prints the summary; returns the exit code.
     pub fn finish(self, summary: &Summary) -> Exit {
         self.output.bar.finish_and_clear();
         let exit = Exit::of_summary(summary);
@@ -74,7 +74,7 @@ impl CopyObserver {
         self.output.print_problems(summary, "not copied");
     }
 
-    /// Where nothing was copied there is no rate and no transport.
+    /// Without copied data there is neither a rate nor a transport.
     fn print_short_summary(&self, summary: &Summary, files: &str) {
         let (count, bytes) = (summary.files, BinaryBytes(summary.bytes));
         if self.task == Task::DryRun {
@@ -147,12 +147,12 @@ impl Observer for CopyObserver {
     }
 }
 
-/// Prints what could not be listed.
+/// Prints an entry that could not be listed.
 pub fn print_unlisted(failure: &Failure, json: bool) {
     output::print_failure("list", failure, failure.hint(), json);
 }
 
-/// What an entry is called, and what stands behind its name in a list.
+/// The name of a kind, and its mark in a listing, as `ls -F` has it.
 pub fn kind_of(kind: &EntryKind) -> (&'static str, &'static str) {
     match kind {
         EntryKind::File => ("file", ""),

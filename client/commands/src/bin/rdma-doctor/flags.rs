@@ -1,5 +1,5 @@
-//! The flags of `rdma-doctor`, and what they ask for. Nobody behind this file reads a
-//! flag that has to be understood first.
+//! The flags of `rdma-doctor`, turned into the options of a report and of a server
+//! probe. Only this file parses them.
 
 use crate::shared::connection::ConnectionFlags;
 use crate::shared::exit::FlagError;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use verbatim_client::model::location::{Location, PORT_DEFAULT, Remote};
 use verbatim_fabric::ports::Wish;
 
-/// Where a server shows its status.
+/// The default address of a server's status.
 pub const STATUS_DEFAULT: &str = "127.0.0.1:9469";
 
 /// Say what keeps RDMA from working, or from being quick, and what mends it.
@@ -27,7 +27,7 @@ pub const STATUS_DEFAULT: &str = "127.0.0.1:9469";
 /// be written.
 #[derive(Parser)]
 #[command(name = "rdma-doctor", version, max_term_width = 100,
-    // A server is tried with as many links as tell something, as quick as they go.
+    // The probe decides on links and rates itself.
     mut_arg("streams", |arg| arg.hide(true)), mut_arg("bwlimit", |arg| arg.hide(true)),
     mut_arg("json", |arg| arg.help("Print the report as one JSON object").long_help(None)))]
 pub struct Flags {
@@ -94,28 +94,28 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Which device, port and address the user names, and what the environment hints.
+    /// The device, port and address that the user names, with hints from the environment.
     pub fn wish(&self) -> Wish {
         self.connection.transport.wish()
     }
 
-    /// Folders to look at as exports, by their whole names.
+    /// Folders to check as exports, by their absolute paths.
     pub fn exports(&self) -> Vec<PathBuf> {
         let whole = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
         self.export.iter().map(whole).collect()
     }
 
-    /// How long counters are watched.
+    /// How long port counters are sampled.
     pub fn pause(&self) -> Duration {
         Duration::from_secs_f64(self.sample)
     }
 
-    /// The server to try.
+    /// The server to probe.
     pub fn remote(&self) -> Result<Option<Remote>, FlagError> {
         let Some(text) = &self.host else { return Ok(None) };
         let usage = |cause: String| FlagError::usage(cause, Some("give HOST or HOST:PORT".into()));
         let plain = text.to_str().ok_or_else(|| usage("HOST is not text".into()))?;
-        // HOST, HOST:PORT and [V6]:PORT are no locations by themselves.
+        // HOST, HOST:PORT and [V6]:PORT are not locations yet.
         let named = match plain.rsplit_once(':') {
             _ if plain.starts_with("rdma://") || plain.contains('/') => plain.to_owned(),
             Some((host, port)) if port.parse::<u16>().is_ok() && !host.contains(':') => {

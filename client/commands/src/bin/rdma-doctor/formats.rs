@@ -1,5 +1,5 @@
-//! A report as JSON, and as metrics: what scripts and collectors read. The text for
-//! people is the report's own.
+//! The report as JSON for scripts and as metrics for collectors.
+//! `verbatim_doctor::Report` formats the text for people.
 
 use crate::probe_report;
 use crate::shared::output::port_json;
@@ -12,7 +12,7 @@ use verbatim_doctor::{ExportFacts, ReadPath, Report};
 use verbatim_fabric::ports::Place;
 use verbatim_telemetry::doctor::{Diagnosis, text};
 
-/// One object with all of it.
+/// The report as one JSON object.
 pub fn json(report: &Report, found: Option<&Examination>) -> Value {
     let port = |place: &Place| port_json(&Port { place: place.clone(), refused: None });
     let chosen = report.chosen.iter().flatten().map(port);
@@ -54,7 +54,7 @@ fn export(export: &ExportFacts) -> Value {
     })
 }
 
-/// The text that node_exporter reads.
+/// The report as metrics for node_exporter.
 pub fn metrics(report: &Report) -> String {
     let findings = report.findings.iter();
     text(&Diagnosis {

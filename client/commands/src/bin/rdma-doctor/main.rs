@@ -1,6 +1,6 @@
-//! `rdma-doctor`: flags become facts and a report, which is printed, as text, as
-//! JSON, as a script, as lines for a shell, or as metrics. With a server, the way
-//! to it is tried for real. Changes nothing.
+//! `rdma-doctor`: reads the facts of this machine and prints a report as text, JSON, a
+//! shell script, environment variables, or metrics. With a server it probes each
+//! transport to it. Changes nothing.
 
 #![forbid(unsafe_code)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
@@ -10,7 +10,7 @@ mod formats;
 mod probe_report;
 mod server_status;
 #[path = "../shared/mod.rs"]
-#[allow(dead_code)] // what only copies say
+#[allow(dead_code)] // parts that only rdma-cp and rdma-sync use
 mod shared;
 
 use flags::Flags;
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         Some(Ok(found)) => Some(found),
         Some(Err(error)) => return error.print(json),
     };
-    // What is chosen depends on who is to be reached.
+    // The route to the server decides which local address is used.
     let local = found.as_ref().and_then(|found| found.route.as_ref()?.local);
     facts.wish.local = facts.wish.local.or(local);
     let mut report = Report::new(facts);
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     print_report(&flags, &report, found.as_ref())
 }
 
-/// Tries the way to a server.
+/// Probes the transports to a server.
 fn probe_server(
     flags: &Flags,
     remote: &Remote,
@@ -77,7 +77,7 @@ fn probe_server(
         };
         trust_prompt::with_trust_prompt(&config_dir, attempt).await
     });
-    // A probe that hangs is left behind.
+    // Do not wait for a probe that hangs.
     runtime.shutdown_background();
     examined.or_else(|error| match Exit::of_error(&error) {
         exit @ Exit::Interrupted => {
@@ -91,7 +91,7 @@ fn probe_server(
     })
 }
 
-/// Prints what was asked for, and ends as the report does.
+/// Prints the report in the requested format; returns its exit code.
 fn print_report(flags: &Flags, report: &Report, found: Option<&Examination>) -> ExitCode {
     if let Some(path) = &flags.prom
         && let Err(error) = replace_file(path, &formats::metrics(report))
@@ -116,7 +116,8 @@ fn print_report(flags: &Flags, report: &Report, found: Option<&Examination>) -> 
     checked_exit(report.exit(), flags.output.json)
 }
 
-/// Ends so, unless what was printed reached nobody: that must not look like a machine that is well.
+/// The exit code, or an error if the output could not be written: a lost report must not look like
+/// a healthy machine.
 fn checked_exit(exit: u8, json: bool) -> ExitCode {
     match is_all_taken() {
         true => exit.into(),

@@ -1,5 +1,5 @@
-//! The way to a server for people and for scripts: what was tried, a table of what
-//! each transport carries with a bar for every figure, and the verdict.
+//! The report of a server probe, as text and as JSON: the attempts, a table with a bar
+//! for each measurement of a transport, and the verdict.
 
 use crate::shared::sanitize::clean;
 use serde_json::{Value, json};
@@ -7,10 +7,10 @@ use std::fmt::Write;
 use verbatim_client::probe::verdict::verdict;
 use verbatim_client::probe::{Examination, Latency, Measured, Rate};
 
-/// Columns of the longest bar.
+/// The columns of the longest bar.
 const BAR_COLUMNS: usize = 24;
 
-/// All of it for people.
+/// The probe as text for people.
 pub fn text(found: &Examination) -> String {
     let mut text = format!("\nway to {}\n", clean(&found.peer));
     if let Some(route) = &found.route {
@@ -104,7 +104,7 @@ fn rate(bytes_per_second: f64) -> String {
     }
 }
 
-/// All of it for scripts; times in seconds.
+/// The probe as JSON for scripts; times are in seconds.
 pub fn json(found: &Examination) -> Value {
     let seconds = |nanos: u64| nanos as f64 / 1e9;
     let latency = |it: &Latency| {

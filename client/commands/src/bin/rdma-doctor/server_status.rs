@@ -1,6 +1,6 @@
-//! The status of a running server, as it tells it over HTTP, for those without
-//! Prometheus. One request with a deadline; text of the server is cleaned before it
-//! reaches a terminal.
+//! Fetches and prints the status of a running server over HTTP, for sites without
+//! Prometheus. One request with a deadline; text of the server is sanitised before it
+//! is printed.
 
 use crate::flags::STATUS_DEFAULT;
 use crate::shared::exit::{Exit, print_error};
@@ -14,10 +14,10 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use verbatim_usage::out;
 
-/// How long all of it may take.
+/// The deadline of the whole request.
 const TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Bytes of a status that are read.
+/// The longest status that is read.
 const STATUS_BYTES_MAX: u64 = 64 << 20;
 
 /// Prints the status of a server.
@@ -36,7 +36,7 @@ pub fn print(server: &str, json: bool) -> ExitCode {
     crate::checked_exit(0, json)
 }
 
-/// With the usual port where none is named.
+/// Adds the default port if the user named none.
 fn address(server: &str) -> String {
     let (_, port) = STATUS_DEFAULT.rsplit_once(':').unwrap_or_default();
     let has_port = match server.rsplit_once(':') {
@@ -52,12 +52,12 @@ fn address(server: &str) -> String {
     }
 }
 
-/// Finds out the address, on a thread that is left behind where the resolver hangs.
+/// Resolves a name on a thread, which is abandoned if the resolver hangs.
 fn resolve(name: &str) -> Result<SocketAddr, String> {
     let (done, answer) = channel();
     let asked = name.to_owned();
     std::thread::spawn(move || {
-        // Who asked may be gone.
+        // The receiver may have timed out.
         let _ = done.send(asked.to_socket_addrs().map(|mut found| found.next()));
     });
     let answer = answer.recv_timeout(TIME_MAX).map_err(|_| "the resolver does not answer")?;
@@ -76,7 +76,7 @@ fn fetch(address: &str) -> Result<Value, String> {
     let mut bytes = Vec::new();
     let mut part = vec![0; 64 << 10];
     loop {
-        // A server that sends a byte now and then must not hold us.
+        // The deadline also covers a server that sends a byte now and then.
         let left = TIME_MAX.checked_sub(begin.elapsed()).filter(|left| !left.is_zero());
         let left = left.ok_or_else(|| format!("no answer in {} s", TIME_MAX.as_secs()))?;
         stream.set_read_timeout(Some(left)).map_err(plain)?;
@@ -97,7 +97,7 @@ fn fetch(address: &str) -> Result<Value, String> {
     serde_json::from_str(body).map_err(|error| format!("this is no status: {error}"))
 }
 
-/// The status for people.
+/// The status as text for people.
 fn text(status: &Value) -> String {
     let of = |value: &Value, key: &str| clean(value[key].as_str().unwrap_or_default());
     let number = |value: &Value, key: &str| value[key].as_u64().unwrap_or(0);
@@ -152,7 +152,7 @@ fn text(status: &Value) -> String {
     text
 }
 
-/// Of the last errors so many are shown.
+/// The most recent errors that are shown.
 const ERRORS_SHOWN: usize = 10;
 
 #[cfg(test)]

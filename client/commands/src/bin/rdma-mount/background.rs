@@ -1,6 +1,6 @@
-//! Going into the background: the command starts itself once more, without a terminal to
-//! belong to, and waits for the word that the mount stands. What goes wrong before that
-//! is said by the other one, on the same terminal; its exit code is passed on.
+//! Runs the mount in the background: the command starts itself again without a terminal
+//! and waits until the file system is mounted. The child prints earlier errors on the
+//! same terminal, and the parent passes on its exit code.
 
 use rustix::process::setsid;
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
@@ -10,23 +10,23 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use verbatim_usage::out;
 
-/// What the process in the background says when the mount stands.
+/// The line that the child prints when the file system is mounted.
 const READY_LINE: &str = "mounted";
 
-/// Starts the process in the background; returns when its mount stands, or it ended.
+/// Starts the child; returns when it has mounted, or when it ended.
 pub fn start() -> io::Result<ExitCode> {
     let mut child = Command::new(std::env::current_exe()?)
-        // First: behind a `--` it would be a place.
+        // In front of all arguments: behind `--` it would be a path.
         .arg("--background")
         .args(std::env::args_os().skip(1))
         .stdout(Stdio::piped())
         .spawn()?;
     let output = child.stdout.take().expect("it was asked for");
-    // Everything it waits for has a deadline, so this ends.
+    // Every wait of the child has a deadline, so this ends.
     for line in BufReader::new(output).lines() {
         match line? {
             line if line == READY_LINE => return Ok(ExitCode::SUCCESS),
-            // What it says with --json.
+            // Output of the child with --json.
             line => out!("{line}"),
         }
     }
@@ -34,7 +34,7 @@ pub fn start() -> io::Result<ExitCode> {
     Ok(ExitCode::from(status.code().map_or(1, |code| code as u8)))
 }
 
-/// Opens what is logged to once the mount stands.
+/// Opens the log for the time after mounting.
 pub fn open_log(path: Option<&Path>) -> io::Result<File> {
     match path {
         Some(path) => OpenOptions::new().create(true).append(true).open(path),
@@ -42,17 +42,17 @@ pub fn open_log(path: Option<&Path>) -> io::Result<File> {
     }
 }
 
-/// Says that the mount stands, and lets go of the terminal.
+/// Reports that the file system is mounted and detaches from the terminal.
 pub fn report_mounted(log: &File) -> io::Result<()> {
-    // Fails for the leader of a session, who has one already.
+    // Fails if this process leads a session already, which is fine.
     let _ = setsid();
-    // Where the one that was called is gone, nobody knows of this mount.
+    // If the parent is gone, nobody would know of this mount.
     let mut output = io::stdout();
     writeln!(output, "{READY_LINE}").and_then(|()| output.flush())?;
     let null = File::open("/dev/null")?;
     dup2_stdin(&null)?;
     dup2_stdout(log)?;
     dup2_stderr(log)?;
-    // A folder that it was started in may be unmounted too.
+    // Otherwise the starting folder could not be unmounted.
     std::env::set_current_dir("/")
 }

@@ -1,5 +1,5 @@
-//! The flags of `rdma-mount`, and what they ask for. Nobody behind this file reads a
-//! flag that has to be understood first.
+//! The flags of `rdma-mount`, turned into options of the library. Only this file parses
+//! them.
 
 use crate::fstab;
 use crate::shared::connection::ConnectionFlags;
@@ -13,10 +13,10 @@ use verbatim_client::model::location::{Location, Remote};
 use verbatim_client::model::size::parse_bytes;
 use verbatim_mount::{Fill, MountOptions};
 
-/// What is kept on local disk unless something else is said.
+/// The default size of the cache.
 const CACHE_BYTES: &str = "16G";
 
-/// The least that is of use: what a few readers have under way.
+/// The smallest useful cache: the blocks that a few readers fetch at once.
 const CACHE_BYTES_MIN: u64 = 64 << 20;
 
 /// Show a tree of a server as a folder of this machine.
@@ -161,8 +161,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// The flags of this process, with what -o says among them. Does not return when they are
-    /// wrong by themselves.
+    /// Parses the flags together with the options of -o. Exits on a syntax error, as clap does.
     pub fn read() -> Result<Self, (FlagError, bool)> {
         let flags = verbatim_usage::parse::<Self>();
         let options = fstab::to_flags(&flags.mount_options, &Self::command());
@@ -174,7 +173,7 @@ impl Flags {
         ))
     }
 
-    /// What is mounted where, and how.
+    /// The options of the mount.
     pub fn options(&self) -> Result<MountOptions, FlagError> {
         let hint = || Some("rdma-mount HOST:/EXPORT MOUNTPOINT".to_owned());
         let missing = || FlagError::usage("SOURCE and MOUNTPOINT are missing", hint());
@@ -190,7 +189,7 @@ impl Flags {
             let cause = "--detach-when-complete needs --fill";
             return Err(FlagError::usage(cause, None));
         }
-        // In the background this process is somewhere else.
+        // The background process changes its working directory.
         let whole = |what: &str, path: &Path| {
             let absolute = std::path::absolute(path);
             absolute.map_err(|error| FlagError::usage(format!("{what}: {error}"), None))
@@ -214,7 +213,7 @@ impl Flags {
     }
 }
 
-/// Where what comes from there is kept.
+/// The default cache of a source.
 fn default_cache(remote: &Remote) -> PathBuf {
     let set = std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty());
     let base =

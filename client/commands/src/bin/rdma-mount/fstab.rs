@@ -1,12 +1,12 @@
-//! The options of mount(8), as fstab and systemd give them after `-o`: what is a flag
-//! of this command by another spelling, what every file system is told and this one
-//! need not hear, and what nobody knows. Pure; `flags` parses what comes out of it.
+//! The options of mount(8), given by fstab and systemd after `-o`: turns our own into
+//! flags, ignores those that all file systems get, and rejects unknown ones. Pure;
+//! `flags` parses the result.
 
 use crate::shared::exit::FlagError;
 use clap::Command;
 
-/// What mount(8), mount.fuse and systemd say to every file system. This one is read-only, has
-/// no devices and no setuid whatever is said, and keeps no access times.
+/// Options that mount(8), mount.fuse and systemd pass to every file system. Ours is always
+/// read-only, without devices, setuid and access times.
 const IGNORED: [&str; 31] = [
     "ro",
     "rw",
@@ -41,13 +41,13 @@ const IGNORED: [&str; 31] = [
     "default_permissions",
 ];
 
-/// What they say with something behind it.
+/// Prefixes of such options.
 const IGNORED_PREFIXES: [&str; 3] = ["x-", "X-", "comment="];
 
-/// Flags that are no options of a mount.
+/// Flags that are not mount options.
 const NOT_OPTIONS: [&str; 4] = ["status", "background", "help", "version"];
 
-/// The flags that options stand for: `cache_size=64G` is `--cache-size=64G`.
+/// Turns mount options into flags: `cache_size=64G` is `--cache-size=64G`.
 pub fn to_flags(options: &[String], command: &Command) -> Result<Vec<String>, FlagError> {
     let mut flags = Vec::new();
     for option in options.iter().flat_map(|given| split_options(given)) {
@@ -70,7 +70,7 @@ pub fn to_flags(options: &[String], command: &Command) -> Result<Vec<String>, Fl
     Ok(flags)
 }
 
-/// The options of a list; a comma behind a backslash is part of one.
+/// Splits a list of options at commas; a backslash escapes a comma.
 fn split_options(list: &str) -> Vec<String> {
     let mut options = vec![String::new()];
     let mut chars = list.chars();

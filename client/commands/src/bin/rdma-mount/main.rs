@@ -1,6 +1,6 @@
-//! `rdma-mount`: flags become options once, the library mounts and serves. In the
-//! background it is this command again: the one that was called waits until the mount
-//! stands, or says why it does not.
+//! `rdma-mount`: parses the flags and lets the library mount and serve. By default it
+//! starts itself again in the background and waits until the file system is mounted, or
+//! prints why it is not.
 
 #![forbid(unsafe_code)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
@@ -10,7 +10,7 @@ mod flags;
 mod fstab;
 mod reporting;
 #[path = "../shared/mod.rs"]
-#[allow(dead_code)] // what only copies say
+#[allow(dead_code)] // parts that only rdma-cp and rdma-sync use
 mod shared;
 mod status;
 mod stop_signal;
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         }
     };
     let exit = runtime.block_on(run(&flags, options));
-    // Whoever still waits for the server is told by the kernel that the mount is gone.
+    // Readers that wait for the server get an error from the kernel.
     runtime.shutdown_background();
     exit
 }
@@ -77,7 +77,7 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
         Err(exit) => return exit,
     };
     let config_dir = session.connect.config_dir.clone();
-    // Before anybody can see the mount: who is told to end after that must not leave it behind.
+    // Installed before mounting, so that no signal leaves a dead mount behind.
     let mut stop = pin!(stop_signal::stop_signal());
     let started = trust_prompt::with_trust_prompt(&config_dir, async || {
         match Mount::start(options.clone(), session.clone(), &mut stop).await {
@@ -94,7 +94,7 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
         Err(error) => return print_error(&error, hint(&error), Exit::of_error(&error), json),
     };
     if let Err(error) = report_mounted(flags, &options, log.as_ref()) {
-        // Nobody else would: it must not be left behind.
+        // Unmount: no other process would.
         let _ = mount.run_until(std::future::ready(())).await;
         let cause = format!("cannot go into the background: {error}");
         return print_error(&cause, None, Exit::Failed, json);
@@ -129,7 +129,7 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
     }
 }
 
-/// Where a mount tells how it is. What cannot be told there is found out before it stands.
+/// The files and ports that a mount reports to, opened before mounting so that errors show early.
 struct ReportTargets {
     metrics: Option<PathBuf>,
     port: Option<Port>,
@@ -139,7 +139,7 @@ struct ReportTargets {
 impl ReportTargets {
     async fn open(flags: &Flags) -> Result<Self, ExitCode> {
         let json = flags.output.json;
-        // In the background this process is somewhere else.
+        // The background process changes its working directory.
         let metrics = flags.metrics_file.as_ref().map(std::path::absolute).transpose();
         let metrics = metrics.map_err(|error| print_error(&error, None, Exit::Usage, json))?;
         let log = flags.background.then(|| background::open_log(flags.log_file.as_deref()));
@@ -159,8 +159,7 @@ impl ReportTargets {
     }
 }
 
-/// Says that the mount stands; in the background, where there is a log, nobody listens from then
-/// on.
+/// Reports that the file system is mounted. In the background the output is closed afterwards.
 fn report_mounted(
     flags: &Flags,
     options: &MountOptions,
@@ -171,7 +170,7 @@ fn report_mounted(
     }
     let at = options.mountpoint.display().to_string();
     let mut output = std::io::stdout();
-    // It stands, whoever listens.
+    // The mount works, even if its output is closed.
     let _ = match (flags.output.json, flags.output.quiet) {
         (true, _) => {
             let event = serde_json::json!({ "event": "mounted", "mountpoint": at });
@@ -183,7 +182,7 @@ fn report_mounted(
     Ok(())
 }
 
-/// What to do when the server is not reached: what is here can be shown without it.
+/// The hint for an unreachable server: --offline shows the cache without it.
 fn hint(error: &CopyError) -> Option<String> {
     let CopyError::Client(cause) = error else { return error.hint() };
     let offline = "rdma-mount --offline shows what is in the cache";

@@ -1,6 +1,6 @@
-//! What a mount tells while it stands: its numbers in a file for node_exporter or at a
-//! port for Prometheus, and, in the foreground with --json, how far its fill is. Ends
-//! with the mount.
+//! Reports of a running mount: metrics in a file for node_exporter or over HTTP for
+//! Prometheus, and the progress of the fill in the foreground with --json. Ends with
+//! the mount.
 
 use crate::shared::records::{replace_file, unix_seconds};
 use serde_json::{Value, json};
@@ -11,13 +11,13 @@ use verbatim_mount::metrics;
 use verbatim_mount::status::StatusHandle;
 use verbatim_telemetry::port::{Answer, Port};
 
-/// How often the fill is told.
+/// How often the progress of the fill is printed.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// How often the file is written.
+/// How often the metrics file is written.
 const WRITE_EVERY: Duration = Duration::from_secs(5);
 
-/// How far the fill is, told when it is farther.
+/// Prints the progress of the fill when it changes.
 pub struct FillReporter {
     mount: StatusHandle,
     last_reported: Option<Value>,
@@ -28,18 +28,18 @@ impl FillReporter {
         Self { mount, last_reported: None }
     }
 
-    /// Tells what was not told yet.
+    /// Prints progress that was not printed yet.
     pub fn report(&mut self) {
         let fill = &self.mount.status()["fill"];
         if fill["state"] != "off" && self.last_reported.as_ref() != Some(fill) {
-            // Who does not listen any more does not end the mount.
+            // A closed output does not end the mount.
             let _ = writeln!(io::stdout(), "{}", json!({ "event": "progress", "fill": fill }));
             self.last_reported = Some(fill.clone());
         }
     }
 }
 
-/// Tells until it is dropped. What is new at the end is for whoever drops it to tell.
+/// Reports until it is dropped. The caller then reports the final state.
 pub async fn report(
     mount: StatusHandle,
     file: Option<PathBuf>,
@@ -61,7 +61,7 @@ pub async fn report(
     }
 }
 
-/// Shows the numbers to whoever asks at a port, until it is dropped.
+/// Serves metrics, health and status over HTTP until it is dropped.
 pub async fn serve_metrics(mount: StatusHandle, mountpoint: PathBuf, port: Port) {
     let run = mountpoint.display().to_string();
     let at = move |path: &str| {
@@ -79,13 +79,13 @@ pub async fn serve_metrics(mount: StatusHandle, mountpoint: PathBuf, port: Port)
     port.serve("there are /metrics, /healthz, /readyz and /status", at).await;
 }
 
-/// Why readers may have to wait: what is not here comes from a server that is not there.
+/// Why the mount is not ready: blocks that are not cached need the server.
 fn not_ready_reason(server: &Value) -> Option<String> {
     let well = server["up"] == true || server["offline"] == true;
     (!well).then(|| server["cause"].as_str().unwrap_or("the server is away").to_owned())
 }
 
-/// Writes the numbers as they are now.
+/// Writes the current metrics.
 pub fn write_metrics(mount: &StatusHandle, path: &Path) {
     let run = path.file_stem().unwrap_or_default().to_string_lossy();
     if let Err(cause) = replace_file(path, &metrics::text(&mount.status(), &run, unix_seconds())) {

@@ -1,5 +1,5 @@
-//! What `rdma-mount --status` prints: the daemon's own JSON, or lines for people. Reads
-//! the mount, and changes nothing.
+//! Prints the status of a mount for `rdma-mount --status`: the daemon's JSON, or text
+//! for people. Only reads the mount.
 
 use crate::shared::exit::{Exit, print_error};
 use crate::shared::sanitize::clean;

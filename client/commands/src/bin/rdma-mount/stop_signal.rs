@@ -1,14 +1,13 @@
-//! What ends a mount from outside: the signals that end every command, and a terminal
-//! that goes away, which would leave a dead mount behind. Not for who was started to
-//! outlive it, as nohup does.
+//! Signals that end a mount: those of every command, and SIGHUP, because a closed
+//! terminal would leave a dead mount behind. A mount started by nohup ignores SIGHUP.
 
 use crate::shared::exit::interrupt_signal;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Completes when the mount is to end. It is heard from this call on.
+/// Completes when a signal ends the mount. Signals are caught from this call on.
 pub fn stop_signal() -> impl Future<Output = ()> {
     let interrupted = interrupt_signal();
-    // What is listened to is not ignored any more.
+    // Read first: a signal with a handler no longer counts as ignored.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let hangup = (!ignores_hangup(&status)).then(|| signal(SignalKind::hangup()));
     async move {
@@ -22,7 +21,7 @@ pub fn stop_signal() -> impl Future<Output = ()> {
     }
 }
 
-/// Whether a process with this status was told to take no notice of SIGHUP, the first signal.
+/// Whether a process with this /proc status ignores SIGHUP, which is signal 1.
 fn ignores_hangup(status: &str) -> bool {
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

@@ -1,5 +1,5 @@
-//! The flags of `rdma-sync`, and the one place where they become options. Nobody
-//! behind this file sees a flag.
+//! The flags of `rdma-sync`, turned into options of the library. Only this file knows
+//! the flags.
 
 use crate::shared::connection::ConnectionFlags;
 use crate::shared::exit::FlagError;
@@ -176,7 +176,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Reads the command line; prints what is wrong with it, and ends, as clap does.
+    /// Parses the command line; prints errors and exits, as clap does.
     pub fn read() -> Self {
         let matches = verbatim_usage::matches::<Self>();
         let mut flags = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
@@ -194,12 +194,12 @@ impl Flags {
         self.check
     }
 
-    /// Whether nothing is changed.
+    /// Whether the run changes nothing.
     pub fn changes_nothing(&self) -> bool {
         self.check || self.dry_run
     }
 
-    /// What is to be done.
+    /// The options of the sync.
     pub fn options(&self) -> Result<SyncOptions, FlagError> {
         let usage = |cause: String| FlagError::usage(cause, None);
         if self.watch && self.records.metrics_file.is_some() {
@@ -222,7 +222,7 @@ impl Flags {
                 Some(Arc::new(chosen))
             }
         };
-        // A comparison tells also what is only at the target.
+        // A comparison also reports entries that only the target has.
         let plan = plan::Options {
             delete: self.delete || self.check,
             checksum: self.checksum || self.check,
@@ -243,13 +243,13 @@ impl Flags {
     }
 }
 
-/// The patterns of both flags in the order they were given; one that is included has a mark.
+/// The patterns of --exclude and --include in the order given; an included one starts with `!`.
 fn patterns_in_order(matches: &ArgMatches) -> Vec<Vec<u8>> {
     let of = |flag: &str, mark: &[u8]| {
         let places = matches.indices_of(flag).into_iter().flatten();
         let texts = matches.get_many::<OsString>(flag).into_iter().flatten();
         let marked = |text: &OsString| match (mark, text.as_bytes()) {
-            // One that is written like a mark means itself.
+            // A literal `!` at the start is escaped.
             (b"", bytes @ [b'!', ..]) => [b"\\", bytes].concat(),
             (mark, bytes) => [mark, bytes].concat(),
         };

@@ -1,7 +1,6 @@
-//! `rdma-sync`: flags become options once, the library makes the trees equal, and
-//! what it tells is printed: changes and errors as they come, progress on a
-//! terminal, a summary at the end, or JSON lines. The exit code is the worst that
-//! happened.
+//! `rdma-sync`: parses the flags, lets the library sync the trees, and prints its
+//! events: changes and errors as they happen, progress on a terminal, and a summary, or
+//! JSON lines. The worst event decides the exit code.
 
 #![forbid(unsafe_code)]
 #![allow(rustdoc::broken_intra_doc_links)] // flags are documented for --help
@@ -40,7 +39,7 @@ fn main() -> ExitCode {
         }
     };
     let exit = runtime.block_on(run(&flags));
-    // A walk or a flush may still be at work on a thread of its own: do not wait for it.
+    // A walk or a flush may still run on its own thread: do not wait for it.
     runtime.shutdown_background();
     exit
 }
@@ -102,7 +101,7 @@ async fn run(flags: &Flags) -> ExitCode {
     }
 }
 
-/// Turns true when this is to end.
+/// Becomes true when a signal ends the command.
 fn interrupt_watch() -> watch::Receiver<bool> {
     let (stop, stopped) = watch::channel(false);
     let interrupted = interrupt_signal();

@@ -1,5 +1,5 @@
-//! What `rdma-sync` prints beside what all commands do: changes with their
-//! reasons, how a followed target is, and its summary.
+//! Prints the events of `rdma-sync` beyond those of all commands: changes with their
+//! reasons, the state of a followed target, and its summary.
 
 use crate::flags::Flags;
 use crate::shared::exit::Exit;
@@ -12,7 +12,7 @@ use verbatim_client::{Altered, Failure, FileDone, Observer, Progress, Retry, Ski
 use verbatim_proto::Code;
 use verbatim_usage::{note, out};
 
-/// Prints what a mirror tells.
+/// Prints the events of a sync.
 pub struct SyncObserver {
     output: Output,
     itemize: bool,
@@ -30,7 +30,7 @@ impl SyncObserver {
         }
     }
 
-    /// Prints the summary, and says how it ended.
+    /// Prints the summary; returns the exit code.
     pub fn finish(self, summary: &Summary) -> Exit {
         self.output.bar.finish_and_clear();
         let exit = match Exit::of_summary(summary) {

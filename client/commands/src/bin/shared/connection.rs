@@ -1,5 +1,5 @@
-//! The flags that say how to reach the server and how data moves, and the one
-//! place where they become the options of a session.
+//! The flags for reaching the server and moving data, turned into the options of a
+//! session in this one place.
 
 use super::exit::{Exit, FlagError};
 use super::transport::TransportFlags;
@@ -94,8 +94,7 @@ pub struct ConnectionFlags {
 }
 
 impl ConnectionFlags {
-    /// Makes the options of a session with this server, in chunks of this size if one was
-    /// asked for.
+    /// The options of a session with this server, with chunks of this size if the user gave one.
     pub fn session(
         &self,
         remote: &Remote,
@@ -153,7 +152,7 @@ impl ConnectionFlags {
         })
     }
 
-    /// Streams and chunk size, as the rate allows.
+    /// The number of streams and the chunk size that the rate limit allows.
     fn streams_and_chunk(
         &self,
         chunk_size: Option<u32>,
@@ -172,8 +171,8 @@ impl ConnectionFlags {
     }
 }
 
-/// A path that is read whenever the server is reached again, by a process that may be somewhere
-/// else by then. What has no such path is told by whoever reads it.
+/// Makes a path absolute, because a reconnect reads it again after the working directory may have
+/// changed. An impossible path fails where it is read.
 fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }

@@ -1,5 +1,5 @@
-//! How a command ends: its exit codes, what is said of an error that ends it, and
-//! the signals that do.
+//! Exit codes of a command, the errors that end it before or after its work, and the
+//! signals that interrupt it.
 
 use super::sanitize::clean;
 use std::fmt::Display;
@@ -10,10 +10,10 @@ use verbatim_client::{ClientError, Summary};
 use verbatim_proto::Code;
 use verbatim_usage::{note, out};
 
-/// The command this is part of.
+/// The name of this command.
 pub const NAME: &str = env!("CARGO_BIN_NAME");
 
-/// How the command ends. The worst wins: mismatch, then connect, then failed.
+/// The exit code. The worst wins: mismatch, then connect, then failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     Done = 0,
@@ -25,7 +25,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// How a run with this summary ends.
+    /// The exit code of a run with this summary.
     pub fn of_summary(summary: &Summary) -> Self {
         match summary {
             Summary { broken: Some(fault), .. } if fault.code == Code::Interrupted => {
@@ -39,7 +39,7 @@ impl Exit {
         }
     }
 
-    /// How a run ends that could not begin.
+    /// The exit code of a run that did not start.
     pub fn of_error(error: &CopyError) -> Self {
         match error {
             CopyError::Usage { .. } => Self::Usage,
@@ -54,7 +54,7 @@ impl Exit {
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
-        // What was printed may be what it was called for.
+        // The lost output may have been the purpose of the command.
         let exit = match exit {
             Exit::Done if !verbatim_usage::is_all_taken() => Exit::Failed,
             exit => exit,
@@ -63,14 +63,13 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Whether this machine broke a session, and not the way to the server: there is no use in coming
-/// again.
+/// Whether this machine failed, not the connection: a retry would not help.
 fn is_local(code: Code) -> bool {
     use Code::{Bug, Io, NoSpace, NotFound, ReadOnly};
     matches!(code, Bug | Io | NoSpace | NotFound | ReadOnly)
 }
 
-/// What is wrong with the flags.
+/// An error in the flags.
 pub struct FlagError {
     pub cause: String,
     pub hint: Option<String>,
@@ -82,18 +81,18 @@ impl FlagError {
         Self { cause: cause.into(), hint, exit: Exit::Usage }
     }
 
-    /// Says it.
+    /// Prints the error.
     pub fn print(self, json: bool) -> ExitCode {
         print_error(&self.cause, self.hint, self.exit, json)
     }
 }
 
-/// Says why nothing could be done.
+/// Prints why the command could not run.
 pub fn print_copy_error(error: &CopyError, json: bool) -> ExitCode {
     print_error(error, error.hint(), Exit::of_error(error), json)
 }
 
-/// Says what is wrong and what to do about it.
+/// Prints an error and its hint; returns the exit code.
 pub fn print_error(error: &dyn Display, hint: Option<String>, exit: Exit, json: bool) -> ExitCode {
     if json {
         let cause = error.to_string();
@@ -110,8 +109,8 @@ pub fn print_error(error: &dyn Display, hint: Option<String>, exit: Exit, json: 
     exit.into()
 }
 
-/// Completes when the user, or a batch system whose time is up, wants this to end. It is heard
-/// from this call on, whenever the answer is waited for.
+/// Completes on SIGINT, or on SIGTERM as a batch system sends it. Signals are caught from this call
+/// on, even before the future is polled.
 pub fn interrupt_signal() -> impl Future<Output = ()> {
     let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
     async move {

@@ -1,6 +1,5 @@
-//! What the commands of the client have in common: the flags that say how to reach
-//! a server, the stranger's question, how a command ends, and what all of them
-//! print. Part of each command, not of the library, which never touches a terminal.
+//! Code that the commands of the client share: connection flags, the trust prompt, exit
+//! codes and output. Part of each binary, because the library never touches a terminal.
 
 pub mod connection;
 pub mod exit;

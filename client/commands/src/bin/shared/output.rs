@@ -1,6 +1,6 @@
-//! What all commands print alike. Data and JSON go to standard output, errors and
-//! summaries to standard error, progress there too where that is a terminal. Text
-//! of the other side is cleaned first: a name must not move the cursor.
+//! Output of all commands: data and JSON go to standard output, errors and summaries to
+//! standard error, progress there too if it is a terminal. Text of the server is
+//! sanitised first, so that a file name cannot move the cursor.
 
 use super::exit::{Exit, NAME};
 use super::sanitize::clean;
@@ -42,8 +42,8 @@ pub struct OutputFlags {
 }
 
 impl OutputFlags {
-    /// Begins to log, each line at once: a client has none for every file, and what else it prints
-    /// must not overtake any.
+    /// Starts logging, unbuffered: a client logs little, and its lines must not arrive after later
+    /// output.
     pub fn start_logs(&self) {
         let level = match self.verbose {
             0 | 1 => "warn",
@@ -56,12 +56,12 @@ impl OutputFlags {
     }
 }
 
-/// Prints what every command tells.
+/// Prints the events that all commands have.
 pub struct Output {
     pub json: bool,
     pub quiet: bool,
     pub verbose: bool,
-    /// Whether to say why it was not RDMA.
+    /// Whether to print why data moved over TCP.
     tcp_reasons: bool,
     pub bar: ProgressBar,
 }
@@ -80,7 +80,7 @@ impl Output {
         Self { json, quiet, verbose, tcp_reasons: !transport.is_tcp(), bar }
     }
 
-    /// Prints a line for people without disturbing the progress line.
+    /// Prints a line for people above the progress bar.
     pub fn note(&self, text: &str) {
         self.bar.suspend(|| note!("{NAME}: {text}"));
     }
@@ -93,7 +93,7 @@ impl Output {
         out!("{line}");
     }
 
-    /// Prints what could not be done to what, why, and the next step.
+    /// Prints an operation that failed: what, on which path, why, and the next step.
     pub fn failed(&self, verb: &str, failure: &Failure, hint: Option<&str>) {
         self.bar.suspend(|| print_failure(verb, failure, hint, self.json));
     }
@@ -103,7 +103,7 @@ impl Output {
         if self.json {
             let reason = reason.to_string();
             out!("{}", json!({ "event": "skipped", "path": path, "reason": reason }));
-        // What a rule keeps is no news; what no copy can keep is.
+        // Files left out by a rule are expected; special files are worth a line.
         } else if self.verbose || reason == SkipReason::Special && !self.quiet {
             self.note(&format!("skipped {path}: {reason}"));
         }
@@ -151,7 +151,7 @@ impl Output {
         }
     }
 
-    /// What data moved over, as a summary says it; nothing where none did.
+    /// The transport for a summary line; empty if no data moved.
     pub fn transport_suffix(summary: &Summary) -> String {
         match summary.transport.as_str() {
             NO_TRANSPORT => String::new(),
@@ -159,7 +159,7 @@ impl Output {
         }
     }
 
-    /// Prints what data moved over, and why not over something better.
+    /// Prints the transport, and why a better one was not used.
     pub fn print_transport(&self, summary: &Summary) {
         if let Some(reason) = summary.reason.as_ref().filter(|_| self.tcp_reasons) {
             note!("tcp: {}", clean(reason));
@@ -176,7 +176,7 @@ impl Output {
         }
     }
 
-    /// Prints what did not go as it should; `undone` is what did not become of some.
+    /// Prints problems of a run; `undone` describes the failed entries.
     pub fn print_problems(&self, summary: &Summary, undone: &str) {
         if summary.reconnects > 0 {
             let times = if summary.reconnects == 1 { "time" } else { "times" };
@@ -197,14 +197,14 @@ impl Output {
     }
 }
 
-/// What is to come: how long a silent server is waited for, or how long the rest takes; and that
-/// holes are hashed, where no data moves for that.
+/// The wait for a silent server, or the remaining time. Names hashing of holes, during which no
+/// data moves.
 fn time_left(progress: &Progress, rate: f64) -> String {
     let rest = remaining(progress, rate);
     if !progress.hashing_holes {
         return rest;
     }
-    // Not rounded up: 100 % are done when nothing is left.
+    // Rounded down: 100 % means that nothing is left.
     let percent = (100.0 * progress.bytes as f64 / progress.bytes_known.max(1) as f64) as u64;
     format!("hashing holes, {percent} % done, {rest}")
 }
@@ -226,7 +226,7 @@ fn remaining(progress: &Progress, rate: f64) -> String {
 /// How long a server is silent before the progress line says so.
 const SILENCE_MIN: Duration = Duration::from_secs(3);
 
-/// Prints what could not be done to what, why, and the next step.
+/// Prints an operation that failed: what, on which path, why, and the next step.
 pub fn print_failure(verb: &str, failure: &Failure, hint: Option<&str>, json: bool) {
     let Failure { path, peer, fault } = failure;
     let (path, text) = (clean(path), clean(&fault.text));
@@ -244,7 +244,7 @@ pub fn print_failure(verb: &str, failure: &Failure, hint: Option<&str>, json: bo
     }
 }
 
-/// The summary as a JSON object, to which a command may add.
+/// The summary as a JSON object, to which a command may add fields.
 pub fn summary_json(summary: &Summary, exit: Exit) -> Value {
     json!({
         "event": "summary",
@@ -281,7 +281,7 @@ pub fn summary_json(summary: &Summary, exit: Exit) -> Value {
     })
 }
 
-/// A port that was chosen, and why.
+/// An RDMA port as JSON, with the reason of its choice.
 pub fn port_json(Port { place, refused }: &Port) -> Value {
     json!({
         "device": place.device,
@@ -309,7 +309,7 @@ mod tests {
         let told = |so_far| time_left(&Progress { quiet: quiet(so_far), ..half.clone() }, 10.0);
         assert_eq!(told(Duration::from_millis(7900)), "no answer for 7 s, giving up at 60 s");
         assert_eq!(told(SILENCE_MIN), "no answer for 3 s, giving up at 60 s");
-        // One that was heard a moment ago is no news, and neither is one that owes nothing.
+        // A short silence is not shown, nor that of a server which owes no answer.
         assert_eq!(told(SILENCE_MIN - Duration::from_millis(1)), "5 seconds left");
         assert_eq!(time_left(&half, 10.0), "5 seconds left");
         let searching = Progress { searching: true, ..half.clone() };

@@ -1,7 +1,6 @@
-//! What a run leaves behind for others to look at: the timeline of its chunks,
-//! and its numbers for node_exporter. Begun before the work, so that a place that
-//! cannot be written to is found out at once; a failure later is told and changes
-//! no exit code, because the work itself is done.
+//! Files that a run leaves for other tools: the trace of its chunks, and metrics for
+//! node_exporter. Opened before the work, so that an unwritable path fails at once. A
+//! later failure is printed but changes no exit code, because the work is done.
 
 use super::exit::{Exit, NAME};
 use super::sanitize::clean;
@@ -35,14 +34,14 @@ pub struct RecordFlags {
     pub metrics_file: Option<PathBuf>,
 }
 
-/// What was begun.
+/// The opened files.
 pub struct Records {
     trace: Option<(PathBuf, Arc<Trace>)>,
     metrics: Option<PathBuf>,
 }
 
 impl Records {
-    /// Opens what was asked for.
+    /// Opens the files that the flags name.
     pub fn open(flags: &RecordFlags) -> Result<Self, String> {
         let trace = match &flags.trace {
             None => None,
@@ -62,7 +61,7 @@ impl Records {
         self.trace.as_ref().map(|(_, trace)| trace.clone())
     }
 
-    /// Writes what there is to say, and says what could not be written.
+    /// Writes the files; prints those that could not be written.
     pub fn finish(self, summary: Option<&Summary>, exit: Exit) {
         if let Some((path, trace)) = &self.trace {
             note_failure(trace.finish().map_err(|error| cannot(path, &error)));
@@ -72,19 +71,19 @@ impl Records {
         }
     }
 
-    /// The same of a run that could not begin: what the last one left is not what is true now.
+    /// Finishes for a run that did not start: the metrics of the previous run are no longer true.
     pub fn finish_unstarted(self, error: &CopyError) {
         let summary = Summary { transport: NO_TRANSPORT.into(), ..Summary::default() };
         self.finish(Some(&summary), Exit::of_error(error));
     }
 }
 
-/// Replaces the file as a whole: a collector must not read half of it. Anybody may read it.
+/// Replaces a file atomically, so that a collector never reads half of it. All users may read it.
 pub fn replace_file(path: &Path, text: &str) -> Result<(), String> {
     replace(path, text).map_err(|error| cannot(path, &error))
 }
 
-/// Says what went wrong beside the work.
+/// Prints a failure beside the work.
 fn note_failure(done: Result<(), String>) {
     if let Err(error) = done {
         note!("{NAME}: {}", clean(&error));
@@ -95,7 +94,7 @@ fn cannot(path: &Path, error: &io::Error) -> String {
     format!("cannot write {}: {error}", path.display())
 }
 
-/// Seconds since 1970.
+/// The time in seconds since 1970.
 pub fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

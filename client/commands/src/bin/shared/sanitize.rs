@@ -1,7 +1,7 @@
-//! Text of the other side, made harmless before it is printed: a server names files
-//! and causes, and a terminal obeys escape sequences.
+//! Sanitises text of the other side before it is printed: a server chooses file names
+//! and error texts, and a terminal obeys escape sequences.
 
-/// Makes text of the other side harmless to a terminal.
+/// Escapes control characters, so that text is harmless to a terminal.
 pub fn clean(text: &str) -> String {
     verbatim_proto::text::clean(text).into_owned()
 }

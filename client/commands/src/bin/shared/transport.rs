@@ -1,5 +1,5 @@
-//! The flags that say what data moves over. Without any of them the best that
-//! works is used, and the summary says which and why.
+//! The flags that choose the transport of data. Without them the best working one is
+//! used, and the summary names it and the reason.
 
 use clap::{Args, ValueEnum};
 use verbatim_client::{CarrierOptions, Transport};
@@ -66,19 +66,19 @@ enum TransportKind {
 }
 
 impl TransportFlags {
-    /// Whether the user wants no RDMA, and needs no reason for its absence.
+    /// Whether the user chose TCP, and so needs no reason for it.
     pub fn is_tcp(&self) -> bool {
         matches!(self.transport, TransportKind::Tcp)
     }
 
-    /// Which device is wanted, and where on it.
+    /// The RDMA device, port and GID that the user wants.
     pub fn wish(&self) -> Wish {
         let (device, port, gid_index) = (self.device.clone(), self.port, self.gid_index);
         Wish { device, port, gid_index, hints: Hints::from_env(), ..Wish::default() }
     }
 
-    /// The same as options; with so many queue pairs unless a number was asked for, and no more
-    /// than a limited rate allows.
+    /// The options of the transport. `qps` is the default number of queue pairs; `qps_max` is the
+    /// limit that a rate allows.
     pub fn options(&self, qps: u16, qps_max: Option<u16>) -> CarrierOptions {
         let transport = match self.transport {
             TransportKind::Auto => Transport::Auto,

@@ -1,6 +1,6 @@
-//! Strangers: asks the person at the terminal whether an unknown server is the
-//! one that is meant, as ssh does, and remembers a yes. Never asks a script:
-//! without a terminal the answer is no, and the error says what to add.
+//! Trust on first use: asks the person at the terminal whether to trust an unknown
+//! server, as ssh does, and remembers a yes. A script is never asked: without a
+//! terminal the server is rejected, and the error names the flag to add.
 
 use super::exit::interrupt_signal;
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -12,11 +12,11 @@ use verbatim_control::{ControlError, Distrust, Fingerprint, KnownServers};
 use verbatim_proto::{Code, Fault};
 use verbatim_usage::note;
 
-/// How often an answer that is none is asked for again.
+/// The most prompts; after as many invalid answers the server is rejected.
 const ATTEMPTS_MAX: usize = 3;
 
-/// Does it. Where that fails because the server is a stranger, and somebody at a terminal
-/// vouches for it, remembers the server and does it once more.
+/// Runs `attempt`. If it fails because the server is unknown, and the user trusts it, remembers the
+/// server and runs `attempt` again.
 pub async fn with_trust_prompt<T>(
     config_dir: &Path,
     mut attempt: impl AsyncFnMut() -> Result<T, CopyError>,
@@ -33,7 +33,7 @@ pub async fn with_trust_prompt<T>(
         Some(true) => {}
         Some(false) => return Err(error),
         None => {
-            // The question has no end of line.
+            // Ends the line of the prompt.
             note!("");
             return Err(interrupted_error());
         }
@@ -43,7 +43,7 @@ pub async fn with_trust_prompt<T>(
     attempt().await
 }
 
-/// Does it, unless this is to end: for what has nothing to bring to an end.
+/// Runs `attempt` until `stop` completes, for work that needs no clean end.
 #[allow(dead_code, reason = "not every command has such a thing")]
 pub async fn unless_interrupted<T>(
     stop: impl Future<Output = ()>,
@@ -60,8 +60,7 @@ fn interrupted_error() -> CopyError {
     ClientError::Fault(Fault::new(Code::Interrupted, "interrupted")).into()
 }
 
-/// Waits for a person, on a thread of its own. None when this is to end: nobody waits for that
-/// thread then.
+/// Prompts on a separate thread. `None` on a signal: the thread is then abandoned.
 async fn ask_on_thread(peer: String, presented: Fingerprint) -> Option<bool> {
     let interrupted = interrupt_signal();
     let (tell, answer) = oneshot::channel();
@@ -78,7 +77,7 @@ async fn ask_on_thread(peer: String, presented: Fingerprint) -> Option<bool> {
     }
 }
 
-/// The server that nobody vouches for, if that is what went wrong.
+/// The server and its fingerprint, if the error is that it is unknown.
 fn unknown_server(error: &CopyError) -> Option<(&str, Fingerprint)> {
     match error {
         CopyError::Client(ClientError::Control(ControlError::NotTrusted {
@@ -89,7 +88,7 @@ fn unknown_server(error: &CopyError) -> Option<(&str, Fingerprint)> {
     }
 }
 
-/// Shows who presented what, and takes yes, no, or the fingerprint as the server printed it.
+/// Shows the fingerprint, and accepts yes, no, or the fingerprint that the server printed.
 fn ask(
     peer: &str,
     presented: Fingerprint,
