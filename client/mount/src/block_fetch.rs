@@ -39,8 +39,8 @@ impl Content {
                 received.insert(block, wait_for_fetch(&mut fetch).await?);
             }
             drop(reader);
-            let whole = received.values().find(|it| it.at(offset, len).is_some());
-            if let Some(received) = whole {
+            let single = received.values().find(|it| it.at(offset, len).is_some());
+            if let Some(received) = single {
                 return Ok(ReadBytes::Received(received.clone(), offset, len));
             }
             let this = file.clone();
@@ -67,10 +67,10 @@ impl Content {
             let extent = block_extent(block, file.size);
             let from = offset.max(extent.offset);
             let count = (end.min(extent.offset + extent.len) - from) as usize;
-            let (here, behind) = rest.split_at_mut(count);
-            rest = behind;
+            let (piece, tail) = rest.split_at_mut(count);
+            rest = tail;
             let received = file.in_flight.received(block);
-            if received.is_none_or(|received| received.copy(from, here) < count) {
+            if received.is_none_or(|received| received.copy(from, piece) < count) {
                 return false;
             }
         }
@@ -108,8 +108,8 @@ impl Content {
         waits: bool,
     ) -> Vec<(u32, watch::Receiver<FetchResult>)> {
         let blocks = file.block_range(offset, len);
-        let looked = file.clone();
-        let absent = blocking(move || looked.absent(blocks)).await;
+        let searched = file.clone();
+        let absent = blocking(move || searched.absent(blocks)).await;
         if absent.is_empty() {
             return Vec::new();
         }

@@ -19,8 +19,8 @@ pub(super) fn remember(cache: &Cache, options: &MountOptions, server: &str) {
 
 /// Loads the server of a source that was mounted before.
 pub(super) fn server(cache: &Cache, options: &MountOptions) -> Result<String, Fault> {
-    let kept = cache.load_source_fact(KIND, &key(options)).unwrap_or_default();
-    let text = String::from_utf8(kept).unwrap_or_default();
+    let stored = cache.load_source_fact(KIND, &key(options)).unwrap_or_default();
+    let text = String::from_utf8(stored).unwrap_or_default();
     if text.parse::<Fingerprint>().is_err() {
         let (source, cache) = (&options.name, options.cache.display());
         let text = format!("nothing of {source} is in the cache {cache}");

@@ -139,9 +139,9 @@ impl Connection {
     /// at most `WAIT_MIN`.
     pub fn deadline(&self) -> Instant {
         let now = Instant::now();
-        let whole = now + self.timeout;
+        let longest = now + self.timeout;
         let down = self.status().down_since.map(|since| since + self.timeout);
-        down.map_or(whole, |until| until.clamp(now + WAIT_MIN.min(self.timeout), whole))
+        down.map_or(longest, |until| until.clamp(now + WAIT_MIN.min(self.timeout), longest))
     }
 
     async fn try_fetch(
@@ -263,13 +263,13 @@ async fn reconnect(
             Session::connect(options.clone()).await
         };
         tokio::pin!(attempt);
-        let made: Result<Session, ClientError> = loop {
+        let connected: Result<Session, ClientError> = loop {
             tokio::select! {
-                made = &mut attempt => break made,
+                connected = &mut attempt => break connected,
                 request = requests.recv() => fail_request(request?, &cause),
             }
         };
-        match made {
+        match connected {
             Ok(session) => return Some(session),
             Err(error) => {
                 cause = error.to_string();

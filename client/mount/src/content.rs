@@ -121,19 +121,19 @@ impl Content {
             }
         }
         // Concurrent opens of one file wait for the first, and find the version it cached.
-        let turn = self.open_once.lock().unwrap_or_else(PoisonError::into_inner).turn_of(key);
+        let open_lock = self.open_once.lock().unwrap_or_else(PoisonError::into_inner).lock_of(key);
         let _reader = waits.then(|| self.gate.reader_waits());
         if waits {
-            turn.priority.raise();
+            open_lock.priority.raise();
         }
-        let Ok(_turn) = timeout_at(deadline, turn.lock.lock()).await else {
+        let Ok(_guard) = timeout_at(deadline, open_lock.lock.lock()).await else {
             let text = format!("{path} was not opened in time");
             return Err(OpenError::Fault(Fault::new(Code::TimedOut, text)));
         };
         let found = self.find_cached(path, facts).await;
         match found.filter(|file| Some(file.version) != old) {
             Some(file) => Ok(file),
-            None => self.open_new(path, facts, key, (&turn.priority, deadline)).await,
+            None => self.open_new(path, facts, key, (&open_lock.priority, deadline)).await,
         }
     }
 
@@ -182,9 +182,9 @@ impl Content {
             }
         };
         let (this, shown) = (self.clone(), path.to_string());
-        let made = blocking(move || this.create_cached(&key, &info, version, data));
+        let created = blocking(move || this.create_cached(&key, &info, version, data));
         let what = || format!("cannot cache {shown}");
-        made.await.map_err(|error| OpenError::Fault(Fault::from_io(what(), &error)))
+        created.await.map_err(|error| OpenError::Fault(Fault::from_io(what(), &error)))
     }
 
     fn create_cached(

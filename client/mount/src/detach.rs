@@ -49,8 +49,9 @@ impl Detach {
     pub async fn build_tree(&self, options: &MountOptions) -> Result<PathBuf, Fault> {
         self.fill_progress.ended.notified().await;
         let tree = staging_path(&options.mountpoint);
-        let made = make_staging_folder(&tree);
-        made.map_err(|error| Fault::from_io(format!("cannot make {}", tree.display()), &error))?;
+        let created = make_staging_folder(&tree);
+        created
+            .map_err(|error| Fault::from_io(format!("cannot make {}", tree.display()), &error))?;
         self.copy_cached_files(&options.remote.path, &tree).await?;
         self.sync_tree(options, &tree, std::future::pending()).await?;
         Ok(tree)
@@ -206,8 +207,8 @@ fn copy(file: &CacheFile, tree: &Folder, path: &WirePath) -> Result<(), Fault> {
 fn copy_bytes(file: &CacheFile, target: &Target) -> Result<(), Fault> {
     for offset in (0..file.size).step_by(BLOCK_BYTES as usize) {
         let len = BLOCK_BYTES.min(file.size - offset) as usize;
-        let gone = || io::Error::from(io::ErrorKind::NotFound);
-        let read = file.read(offset, len).unwrap_or_else(|| Err(gone()));
+        let not_cached = || io::Error::from(io::ErrorKind::NotFound);
+        let read = file.read(offset, len).unwrap_or_else(|| Err(not_cached()));
         let bytes = read.map_err(|error| Fault::from_io("cannot read the cache", &error))?;
         target.write_at(&bytes, offset)?;
     }

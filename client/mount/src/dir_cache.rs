@@ -50,8 +50,8 @@ impl DirCache {
         {
             cached.order.pop_front();
             if cached.listings.get(&oldest).is_some_and(|(since, _)| *since == at) {
-                let gone = cached.listings.remove(&oldest);
-                cached.entries -= gone.map_or(0, |(_, listing)| listing.len());
+                let removed = cached.listings.remove(&oldest);
+                cached.entries -= removed.map_or(0, |(_, listing)| listing.len());
             }
         }
     }

@@ -111,19 +111,19 @@ impl Filesystem for FuseFs {
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let (tree, owner) = (self.tree.clone(), self.owner);
         let ttl = tree.ttl();
-        let (known, shown) = {
+        let (facts, ino) = {
             let nodes = tree.nodes();
             (nodes.facts(number.0), nodes.shown_ino(number.0))
         };
         let answer = move |facts| match facts {
-            Some(facts) => reply.attr(&ttl, &file_attr(shown, facts, owner)),
+            Some(facts) => reply.attr(&ttl, &file_attr(ino, facts, owner)),
             None => reply.error(Errno::ESTALE),
         };
         // The kernel does not look up the name of a working directory or of an open folder.
-        if known.is_some_and(|facts| facts.kind == Kind::Folder) {
+        if facts.is_some_and(|facts| facts.kind == Kind::Folder) {
             return self.spawn(async move { answer(tree.folder_facts(number.0).await) });
         }
-        answer(known);
+        answer(facts);
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {

@@ -159,8 +159,8 @@ impl Mount {
         // The server sends extended attributes only with the metadata of files.
         session.preserve = true;
         // The kernel names mounts by their real path, never by a symlink.
-        let given = std::mem::take(&mut options.mountpoint);
-        options.mountpoint = content::blocking(move || mountpoint::resolve(&given)).await;
+        let requested = std::mem::take(&mut options.mountpoint);
+        options.mountpoint = content::blocking(move || mountpoint::resolve(&requested)).await;
         let (cache, server, first) = tokio::select! {
             () = stop => return Err(Fault::new(Code::Interrupted, "interrupted").into()),
             ready = prepare(&options, &session) => ready?,
@@ -215,19 +215,19 @@ impl Mount {
             }
             Ok(session)
         };
-        let made = content::blocking(make).await;
+        let mounted = content::blocking(make).await;
         let mut session =
-            made.map_err(|error| mountpoint::mount_error(&options.mountpoint, error))?;
+            mounted.map_err(|error| mountpoint::mount_error(&options.mountpoint, error))?;
         let unmounter = session.unmount_callable();
         if let Some((tree, watching)) = watching {
             tokio::spawn(watch::follow(tree, session.notifier(), watching));
         }
-        let (told, ended) = oneshot::channel();
+        let (end_sender, ended) = oneshot::channel();
         let run = move || {
             if let Err(error) = session.run() {
                 tracing::debug!(cause = %error, "the kernel ended the mount");
             }
-            let _ = told.send(());
+            let _ = end_sender.send(());
         };
         let thread = std::thread::Builder::new().name("mount".into()).spawn(run);
         thread.map_err(|error| Fault::from_io("cannot start a thread", &error))?;
@@ -307,8 +307,8 @@ impl Mount {
         let deadline = tokio::time::Instant::now() + UNMOUNT_MAX;
         loop {
             let path = at.clone();
-            let gone = content::blocking(move || mountpoint::unmount(&path)).await;
-            match gone {
+            let unmounted = content::blocking(move || mountpoint::unmount(&path)).await;
+            match unmounted {
                 Ok(()) => return Ok(()),
                 Err(_) if tokio::time::Instant::now() < deadline => {
                     tokio::time::sleep(UNMOUNT_RETRY).await;
@@ -357,8 +357,8 @@ async fn prepare(
 /// Connects the first session and checks that the source is a folder.
 async fn connect(options: &MountOptions, session: &SessionOptions) -> Result<Session, MountError> {
     let mut first = Session::connect(session.clone()).await?;
-    let there = first.stat(&options.remote.path).await?;
-    if there?.kind != EntryKind::Folder {
+    let entry = first.stat(&options.remote.path).await?;
+    if entry?.kind != EntryKind::Folder {
         let text = format!("{} is not a folder", options.remote.path);
         return Err(Fault::new(Code::NotFolder, text).into());
     }

@@ -126,8 +126,8 @@ pub(super) fn resolve(path: &Path) -> PathBuf {
     // Without a trailing slash, which would follow a symlink.
     let mut at: PathBuf = path.components().collect();
     for _ in 0..LINKS_MAX {
-        if let Ok(whole) = at.canonicalize() {
-            return whole;
+        if let Ok(full_path) = at.canonicalize() {
+            return full_path;
         }
         let Ok(target) = fs::read_link(&at) else { break };
         at = at.parent().unwrap_or(Path::new("/")).join(target);
@@ -160,11 +160,11 @@ fn mountinfo_line(path: &Path) -> Option<String> {
     // Only the parent is resolved: a dead mount answers no stat.
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new(".")).canonicalize().ok()?;
-    let whole = path.file_name().map_or(parent.clone(), |name| parent.join(name));
+    let full_path = path.file_name().map_or(parent.clone(), |name| parent.join(name));
     // Of several mounts at one path the last is on top.
     let last = mounts.lines().rev().find(|line| {
         let place = line.split(' ').nth(4).unwrap_or_default();
-        unescape(place.as_bytes()) == whole.as_os_str().as_encoded_bytes()
+        unescape(place.as_bytes()) == full_path.as_os_str().as_encoded_bytes()
     });
     last.map(str::to_owned)
 }

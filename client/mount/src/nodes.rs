@@ -57,11 +57,12 @@ impl Nodes {
 
     /// The path of a node below the root.
     pub fn path(&self, number: u64) -> Result<WirePath, Fault> {
-        let gone = || Fault::new(Code::NotFound, "the kernel asked for a number it has forgotten");
+        let forgotten =
+            || Fault::new(Code::NotFound, "the kernel asked for a number it has forgotten");
         let mut names = Vec::new();
         let mut at = number;
         while at != ROOT {
-            let node = self.nodes.get(&at).ok_or_else(gone)?;
+            let node = self.nodes.get(&at).ok_or_else(forgotten)?;
             names.push(&*node.name);
             at = node.parent;
         }
@@ -105,8 +106,8 @@ impl Nodes {
     /// All paths below this one that the kernel knows; the empty path means all.
     pub fn below(&self, path: &WirePath) -> Vec<WirePath> {
         let paths = self.nodes.keys().filter_map(|number| self.path(*number).ok());
-        let wanted = |it: &WirePath| !it.is_root() && (path.is_root() || it.is_below(path));
-        paths.filter(wanted).collect()
+        let is_included = |it: &WirePath| !it.is_root() && (path.is_root() || it.is_below(path));
+        paths.filter(is_included).collect()
     }
 
     /// The paths of all hard links of a file that the kernel knows. Scans all nodes; few files have
@@ -187,8 +188,8 @@ impl Nodes {
     pub fn open(&mut self, number: u64, version: u64, (size, mtime_ns): (u64, i64)) -> bool {
         let Some(node) = self.nodes.get_mut(&number) else { return false };
         let Some(version) = NonZeroU64::new(version) else { return false };
-        let told = (node.facts.size, node.facts.mtime_ns);
-        told == (size, mtime_ns)
+        let recorded = (node.facts.size, node.facts.mtime_ns);
+        recorded == (size, mtime_ns)
             && node.facts.may_be(version.get())
             && *node.version.get_or_insert(version) == version
     }

@@ -102,10 +102,10 @@ impl OfflineNames {
 
     /// Waits until all queued names are stored, for `FLUSH_MAX` at most.
     pub async fn flush(&self) {
-        let (done, kept) = oneshot::channel();
+        let (done, finished) = oneshot::channel();
         let all = async {
             if self.jobs.send(StoreJob::Flush(done)).await.is_ok() {
-                let _ = kept.await;
+                let _ = finished.await;
             }
         };
         if tokio::time::timeout(FLUSH_MAX, all).await.is_err() {
@@ -123,10 +123,10 @@ impl OfflineNames {
 
     /// The stored attributes of the root. Reads files, as all functions below do.
     pub fn load_root(&self, path: &WirePath) -> Option<Facts> {
-        let kept = Listing::decode(
+        let listing = Listing::decode(
             &self.content.cache.load_source_fact(ROOT_KIND, &self.key(path, "at"))?,
         )?;
-        kept.find(SELF_NAME).filter(|facts| facts.kind == Kind::Folder)
+        listing.find(SELF_NAME).filter(|facts| facts.kind == Kind::Folder)
     }
 
     /// The stored listing of a folder.
@@ -147,12 +147,12 @@ impl OfflineNames {
         // A cached version knows the size and time of a file. Content under the path's key belongs
         // to a file that had one link when it was opened.
         if let Some(file) = content.cache.find(&content.keys.of_path(&path, "")) {
-            let known = stored.unwrap_or(Facts::unknown(Kind::File, UNKNOWN_MODE, 0, 0));
-            return Some(Facts { size: file.size, mtime_ns: file.mtime_ns, ..known.alone() });
+            let facts = stored.unwrap_or(Facts::unknown(Kind::File, UNKNOWN_MODE, 0, 0));
+            return Some(Facts { size: file.size, mtime_ns: file.mtime_ns, ..facts.alone() });
         }
         let is_here = |facts: &Facts| {
-            let kept = content.cache.find(&content.keys.of_content(&path, facts));
-            facts.shared().is_some() && kept.is_some_and(|file| facts.may_be(file.version))
+            let version = content.cache.find(&content.keys.of_content(&path, facts));
+            facts.shared().is_some() && version.is_some_and(|file| facts.may_be(file.version))
         };
         listed.filter(is_here).or_else(|| itself().filter(is_here)).or(stored)
     }
@@ -166,8 +166,8 @@ impl OfflineNames {
     }
 }
 
-fn log_failure(kept: std::io::Result<()>) {
-    if let Err(error) = kept {
+fn log_failure(result: std::io::Result<()>) {
+    if let Err(error) = result {
         tracing::debug!(cause = %error, "names not kept");
     }
 }

@@ -9,11 +9,11 @@ use verbatim_engine::local_io::range_buffer::Haste;
 
 /// The files that are being opened.
 #[derive(Default)]
-pub(crate) struct OpenOnce(HashMap<Key, Arc<OpenTurn>>);
+pub(crate) struct OpenOnce(HashMap<Key, Arc<OpenLock>>);
 
 /// The lock of one file.
 #[derive(Default)]
-pub(crate) struct OpenTurn {
+pub(crate) struct OpenLock {
     pub lock: tokio::sync::Mutex<()>,
     /// Whether a reader waits for the open.
     pub priority: Haste,
@@ -21,9 +21,9 @@ pub(crate) struct OpenTurn {
 
 impl OpenOnce {
     /// The lock of a file, for the caller to wait on.
-    pub fn turn_of(&mut self, key: Key) -> Arc<OpenTurn> {
+    pub fn lock_of(&mut self, key: Key) -> Arc<OpenLock> {
         // Drops locks that no open uses.
-        self.0.retain(|_, turn| Arc::strong_count(turn) > 1);
+        self.0.retain(|_, open_lock| Arc::strong_count(open_lock) > 1);
         self.0.entry(key).or_default().clone()
     }
 }

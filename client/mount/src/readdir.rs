@@ -77,13 +77,13 @@ pub(super) async fn reply_listing(
 /// The listing of an open folder. A read from offset 0 lists it anew; later reads use the same
 /// listing, because their offsets refer to it.
 async fn listing(tree: &Tree, open: &OpenFolder, from: u64) -> Result<FolderSnapshot, TreeError> {
-    let kept = || open.listing.lock().unwrap_or_else(PoisonError::into_inner);
-    if let (Some(listed), true) = (kept().clone(), from > 0) {
+    let snapshot = || open.listing.lock().unwrap_or_else(PoisonError::into_inner);
+    if let (Some(listed), true) = (snapshot().clone(), from > 0) {
         return Ok(listed);
     }
     let changes = tree.changes();
     let listed = (changes, tree.list(open.number, &open.path).await?);
-    *kept() = Some(listed.clone());
+    *snapshot() = Some(listed.clone());
     Ok(listed)
 }
 

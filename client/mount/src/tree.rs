@@ -165,8 +165,8 @@ impl Tree {
                         facts
                     }
                     Err(fault) if is_connection_fault(&fault) => {
-                        let known = self.facts_if_offline(parent, &folder, name).await;
-                        known.ok_or_else(|| self.log_fault(&path, fault))?
+                        let facts = self.facts_if_offline(parent, &folder, name).await;
+                        facts.ok_or_else(|| self.log_fault(&path, fault))?
                     }
                     Err(fault) => return Err(self.log_fault(&path, fault)),
                 },

@@ -70,7 +70,7 @@ fn affected_paths(tree: &Tree, changes: &Changes) -> Vec<WirePath> {
 /// Makes the kernel drop a name. For a folder that still exists only attributes are dropped, so
 /// that processes in it keep their working directory.
 async fn invalidate(tree: &Tree, kernel: &Arc<Notifier>, path: WirePath) {
-    let known = {
+    let node = {
         let nodes = tree.nodes();
         let number = nodes.find(&path);
         let parent = nodes.find(&path.parent()).or(path.parent().is_root().then_some(ROOT));
@@ -79,7 +79,7 @@ async fn invalidate(tree: &Tree, kernel: &Arc<Notifier>, path: WirePath) {
             Some((number, parent, kind))
         })
     };
-    let Some((number, parent, kind)) = known else { return };
+    let Some((number, parent, kind)) = node else { return };
     // The root has no name to drop.
     if kind == Kind::Folder && (tree.refresh_folder(number).await || number == ROOT) {
         notify_kernel(kernel, move |kernel| kernel.inval_inode(INodeNo(number), -1, 0)).await;

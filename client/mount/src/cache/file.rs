@@ -73,14 +73,14 @@ impl CacheFile {
     /// Loads a version and its journal. `None` if the journal is unusable; an error if it cannot be
     /// read now.
     pub fn load(key: super::Key, data: File, journal: File) -> io::Result<Option<Self>> {
-        let mut found = Vec::new();
-        let journal = BlockJournal::load(journal, &key, |block, at| found.push((block, at)))?;
+        let mut records = Vec::new();
+        let journal = BlockJournal::load(journal, &key, |block, at| records.push((block, at)))?;
         let fits = |journal: &BlockJournal| journal.version().filter(|it| it.0 <= FILE_BYTES_MAX);
         let Some((journal, of)) = journal.and_then(|it| fits(&it).map(|of| (it, of))) else {
             return Ok(None);
         };
         let mut state = BlockMap::new(of.0);
-        for (block, at) in found {
+        for (block, at) in records {
             state.claim(block, at);
         }
         Ok(Some(Self::of(key, of, data, journal, state)))
@@ -89,7 +89,7 @@ impl CacheFile {
     /// Truncates or extends the data to the size of the version. False if that fails or another
     /// mount uses the file. Needs the lock on names and a shared lock on the data.
     pub fn truncate_to_size(&self) -> bool {
-        if self.data.metadata().is_ok_and(|found| found.len() == self.size) {
+        if self.data.metadata().is_ok_and(|meta| meta.len() == self.size) {
             return true;
         }
         let is_alone = flock(&self.data, FlockOperation::NonBlockingLockExclusive).is_ok();
@@ -193,12 +193,12 @@ impl CacheFile {
             }
         };
         let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
-        let there = at.is_some_and(|at| self.matches_journal(block, at));
+        let is_valid = at.is_some_and(|at| self.matches_journal(block, at));
         let mut state = self.state();
         // Another reader may have verified it meanwhile.
         if state.blocks[block as usize] == BlockState::Claimed {
             state.claims.remove(&block);
-            if there {
+            if is_valid {
                 state.blocks[block as usize] = BlockState::Present;
                 state.not_present -= 1;
             } else {
@@ -315,11 +315,11 @@ impl CacheFile {
         // Pinned before the check and not during a punch: blocks that the check finds stay.
         self.pins.fetch_add(1, Ordering::AcqRel);
         drop(reading);
-        let whole = self.is_complete();
-        if !whole {
+        let is_complete = self.is_complete();
+        if !is_complete {
             self.unpin();
         }
-        whole
+        is_complete
     }
 
     /// Pins without hashing, because an open waits: false also if blocks are only claimed.
@@ -352,9 +352,9 @@ impl CacheFile {
         self.in_flight.remove_block(block);
         let extent = block_extent(block, self.size);
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let taken = || self.data.metadata().map_or(0, |found| found.blocks() * 512);
-        let before = taken();
+        let disk_bytes = || self.data.metadata().map_or(0, |meta| meta.blocks() * 512);
+        let before = disk_bytes();
         fallocate(&self.data, hole, extent.offset, extent.len).ok()?;
-        Some(before.saturating_sub(taken()))
+        Some(before.saturating_sub(disk_bytes()))
     }
 }

@@ -194,8 +194,8 @@ impl Cache {
         let mut open = self.files();
         if let Some(file) = open.get(key) {
             if (file.version, file.size) == (version, info.size) {
-                let made = first(&file);
-                return Ok((file, made));
+                let result = first(&file);
+                return Ok((file, result));
             }
             file.replaced.store(true, Ordering::Relaxed);
         }
@@ -210,9 +210,9 @@ impl Cache {
             }
         };
         let file = Arc::new(file);
-        let made = first(&file);
+        let result = first(&file);
         open.put(&file);
-        Ok((file, made))
+        Ok((file, result))
     }
 
     /// Finds or creates the files of a version: another mount may have created them.

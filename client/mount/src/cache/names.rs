@@ -63,8 +63,8 @@ impl Cache {
     /// users, or all, could not use an offline mount.
     pub fn store_source_fact(&self, kind: &str, key: &Key, body: &[u8]) -> io::Result<()> {
         let (path, head) = (self.source_fact_path(kind, key), header(key, body));
-        let there = self.opener.open_to_read(&path);
-        match there.is_ok_and(|file| file.is_some_and(|file| has_contents(&file, &head, body))) {
+        let stored = self.opener.open_to_read(&path);
+        match stored.is_ok_and(|file| file.is_some_and(|file| has_contents(&file, &head, body))) {
             true => Ok(()),
             false => self.opener.replace(&path, &[&head, body]),
         }
@@ -105,10 +105,10 @@ fn header(key: &Key, body: &[u8]) -> [u8; HEAD_BYTES] {
 /// Whether a file holds exactly this. Compares all bytes, so that damaged contents are replaced.
 fn has_contents(mut file: &File, head: &[u8; HEAD_BYTES], body: &[u8]) -> bool {
     let is_as_long = file.metadata().is_ok_and(|it| it.len() == (head.len() + body.len()) as u64);
-    let mut there = vec![0; COMPARED_BYTES.min(body.len()).max(head.len())];
+    let mut buffer = vec![0; COMPARED_BYTES.min(body.len()).max(head.len())];
     let mut next_is = |part: &[u8]| {
-        let there = &mut there[..part.len()];
-        file.read_exact(there).is_ok() && there == part
+        let buffer = &mut buffer[..part.len()];
+        file.read_exact(buffer).is_ok() && buffer == part
     };
     is_as_long && next_is(head) && body.chunks(COMPARED_BYTES).all(next_is)
 }

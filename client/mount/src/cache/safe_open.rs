@@ -32,12 +32,12 @@ impl SafeOpener {
     /// files one owner and mode, and some map root to another user.
     pub fn probe(folder: &Path) -> Self {
         let path = temporary_path(&folder.join("owner"));
-        let made = create_options().open(&path).and_then(|file| file.metadata());
+        let created = create_options().open(&path).and_then(|file| file.metadata());
         let _ = fs::remove_file(&path);
         // A full disk has no room for it.
         let usual = || (rustix::process::geteuid().as_raw(), 0);
-        let (owner, others) =
-            made.map_or_else(|_| usual(), |made| (made.uid(), made.mode() & OTHERS_WRITE));
+        let (owner, others) = created
+            .map_or_else(|_| usual(), |created| (created.uid(), created.mode() & OTHERS_WRITE));
         Self { owner, others }
     }
 
@@ -76,7 +76,7 @@ impl SafeOpener {
             self.remove_untrusted(path)?;
             match create_options().open(path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                made => return made,
+                created => return created,
             }
         }
         Err(io::ErrorKind::AlreadyExists.into())

@@ -55,10 +55,10 @@ fn address(server: &str) -> String {
 /// Resolves a name on a thread, which is abandoned if the resolver hangs.
 fn resolve(name: &str) -> Result<SocketAddr, String> {
     let (done, answer) = channel();
-    let asked = name.to_owned();
+    let query = name.to_owned();
     std::thread::spawn(move || {
         // The receiver may have timed out.
-        let _ = done.send(asked.to_socket_addrs().map(|mut found| found.next()));
+        let _ = done.send(query.to_socket_addrs().map(|mut found| found.next()));
     });
     let answer = answer.recv_timeout(TIME_MAX).map_err(|_| "the resolver does not answer")?;
     answer.map_err(|error| error.to_string())?.ok_or_else(|| "the name has no address".into())

@@ -166,10 +166,10 @@ impl Flags {
         let flags = verbatim_usage::parse::<Self>();
         let options = fstab::to_flags(&flags.mount_options, &Self::command());
         let options = options.map_err(|error| (error, flags.output.json))?;
-        let mut given = std::env::args_os();
-        let name = given.next();
+        let mut arguments = std::env::args_os();
+        let name = arguments.next();
         Ok(Self::parse_from(
-            name.into_iter().chain(options.into_iter().map(Into::into)).chain(given),
+            name.into_iter().chain(options.into_iter().map(Into::into)).chain(arguments),
         ))
     }
 
@@ -190,14 +190,14 @@ impl Flags {
             return Err(FlagError::usage(cause, None));
         }
         // The background process changes its working directory.
-        let whole = |what: &str, path: &Path| {
+        let absolute_path = |what: &str, path: &Path| {
             let absolute = std::path::absolute(path);
             absolute.map_err(|error| FlagError::usage(format!("{what}: {error}"), None))
         };
-        let mountpoint = whole("MOUNTPOINT", mountpoint)?;
+        let mountpoint = absolute_path("MOUNTPOINT", mountpoint)?;
         let cache = self.cache.clone().unwrap_or_else(|| default_cache(&remote));
         Ok(MountOptions {
-            cache: whole("--cache", &cache)?,
+            cache: absolute_path("--cache", &cache)?,
             remote,
             name: source.to_string_lossy().into_owned(),
             mountpoint,

@@ -50,8 +50,8 @@ impl OutputFlags {
             2 => "debug",
             _ => "trace",
         };
-        let given = self.log_format.as_deref().and_then(Format::parse);
-        let format = given.unwrap_or(if self.json { Format::Json } else { Format::Auto });
+        let explicit = self.log_format.as_deref().and_then(Format::parse);
+        let format = explicit.unwrap_or(if self.json { Format::Json } else { Format::Auto });
         verbatim_telemetry::start(level, format);
     }
 }
