@@ -218,7 +218,7 @@ impl ReadBytes {
         match self {
             Self::Cached(bytes) => bytes,
             Self::Received(received, offset, len) => {
-                received.at(*offset, *len).expect("whoever made it has looked")
+                received.at(*offset, *len).expect("the range was checked before")
             }
         }
     }

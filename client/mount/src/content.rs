@@ -227,5 +227,5 @@ impl Content {
 
 /// Runs blocking work on the thread pool.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    tokio::task::spawn_blocking(work).await.expect("what is done there does not panic")
+    tokio::task::spawn_blocking(work).await.expect("blocking work does not panic")
 }

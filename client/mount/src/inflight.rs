@@ -59,7 +59,7 @@ impl InFlight {
                             priority: Haste::default(),
                             sender,
                         });
-                        started.last_mut().expect("it was just put there")
+                        started.last_mut().expect("it was just pushed")
                     }
                 };
                 fetch.blocks.push(block);

@@ -247,7 +247,7 @@ impl Cache {
         _: &NameLock<'_>,
     ) -> io::Result<CacheFile> {
         let data = self.path(key, "data");
-        let part = data.parent().expect("it is in a part of the cache");
+        let part = data.parent().expect("cache files are in subfolders");
         fs::DirBuilder::new().recursive(true).mode(0o700).create(part)?;
         let mut new = OpenOptions::new();
         new.read(true).create_new(true).mode(0o600);

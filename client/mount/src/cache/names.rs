@@ -46,7 +46,7 @@ impl Cache {
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(path.parent().expect("it is in a part of the cache"))?;
+            .create(path.parent().expect("cache files are in subfolders"))?;
         let written = self.opener.replace(&path, &[&head, body]);
         if written.is_err() {
             self.shared.adjust(-(len as i64));

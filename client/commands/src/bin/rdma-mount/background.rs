@@ -21,7 +21,7 @@ pub fn start() -> io::Result<ExitCode> {
         .args(std::env::args_os().skip(1))
         .stdout(Stdio::piped())
         .spawn()?;
-    let output = child.stdout.take().expect("it was asked for");
+    let output = child.stdout.take().expect("stdout is piped");
     // Every wait of the child has a deadline, so this ends.
     for line in BufReader::new(output).lines() {
         match line? {

@@ -75,7 +75,7 @@ fn split_options(list: &str) -> Vec<String> {
     let mut options = vec![String::new()];
     let mut chars = list.chars();
     while let Some(char) = chars.next() {
-        let last = options.last_mut().expect("there is one from the beginning");
+        let last = options.last_mut().expect("the list starts with one option");
         match char {
             ',' => options.push(String::new()),
             '\\' => last.extend(chars.next()),

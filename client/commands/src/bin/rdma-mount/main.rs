@@ -115,7 +115,7 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
         reporting::report(status_handle.clone(), metrics.clone(), fill_reporter.as_mut());
     let ended = tokio::select! {
         ended = mount.run_until(stop) => ended,
-        () = reporting => unreachable!("it tells for ever"),
+        () = reporting => unreachable!("reporting never ends"),
     };
     if let Some(fill_reporter) = &mut fill_reporter {
         fill_reporter.report();
