@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use verbatim_client::model::location::Remote;
 use verbatim_client::{
-    CarrierOptions, CopyOptions, Failure, FileDone, Location, Observer, Progress, Rules,
+    CarrierOptions, CopyOptions, CopyPolicy, Failure, FileDone, Location, Observer, Progress,
     SessionOptions, Summary, copy,
 };
 use verbatim_control::ConnectOptions;
@@ -251,8 +251,12 @@ async fn transfer(
         Location::Remote(remote) => remote.to_string(),
         Location::Pipe => "-".into(),
     };
-    let options =
-        CopyOptions { sources: vec![from], target: to, recursive: true, rules: Rules::default() };
+    let options = CopyOptions {
+        sources: vec![from],
+        target: to,
+        recursive: true,
+        policy: CopyPolicy::default(),
+    };
     let bar = progress_bar(bytes)?;
     let mut watcher = Watcher { root, digests: Digests::new(), failures: Vec::new(), bar };
     let summary = copy(&options, session, &mut watcher, std::future::pending()).await?;

@@ -19,8 +19,8 @@ use tokio::sync::oneshot;
 use verbatim_client::session::command_error::CopyError;
 use verbatim_client::sync::{SyncOptions, sync};
 use verbatim_client::{
-    CarrierOptions, CopyOptions, Failure, FileDone, Location, NO_TRANSPORT, Observer, Progress,
-    Rules, SessionOptions, Skipped, Summary, Transport, copy,
+    CarrierOptions, CopyOptions, CopyPolicy, Failure, FileDone, Location, NO_TRANSPORT, Observer,
+    Progress, SessionOptions, Skipped, Summary, Transport, copy,
 };
 use verbatim_control::{ConnectOptions, LocalDoor};
 use verbatim_fabric::sim::{Faults, SimClock, SimNet};
@@ -202,7 +202,12 @@ impl Pair {
                 sim: self.sim.clone(),
                 trace: None,
             },
-            options: CopyOptions { sources, target, recursive: true, rules: Rules::default() },
+            options: CopyOptions {
+                sources,
+                target,
+                recursive: true,
+                policy: CopyPolicy::default(),
+            },
             stop: None,
             moved: None,
             mirror: None,

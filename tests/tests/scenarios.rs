@@ -307,7 +307,7 @@ fn nothing_is_copied_onto_itself(pair: &Pair) {
     refused(up("file", "rw/file").flat(), "file");
     // One that replaces nothing has nothing to lose, and one of the same name is another.
     let mut kept = up("file", "rw");
-    kept.options.rules.replace = Replace::Never;
+    kept.options.policy.replace = Replace::Never;
     assert_eq!(kept.run().whole().summary.skipped, 1);
     assert_eq!(inode(), before);
     down("file", &pair.local("")).run().whole();

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use verbatim_client::{Heard, Watching};
+use verbatim_client::{SourceWatch, WatchEvent};
 use verbatim_control::{ConnectOptions, Outbox, connect};
 use verbatim_proto::{
     Changes, ClientMessage, Code, Excludes, Fault, ServerMessage, Watch, WatchReply, WatchRequest,
@@ -40,12 +40,12 @@ fn watch(path: &str, exclude: &[&str]) -> Watch {
     Watch { path: WirePath::parse(path.as_bytes()).expect("plain"), exclude }
 }
 
-async fn next(watching: &mut Watching) -> Heard {
+async fn next(watching: &mut SourceWatch) -> WatchEvent {
     next_of(watching, || "nothing".into()).await
 }
 
 /// The next of several; `so_far` says what was heard before, for a message.
-async fn next_of(watching: &mut Watching, so_far: impl Fn() -> String) -> Heard {
+async fn next_of(watching: &mut SourceWatch, so_far: impl Fn() -> String) -> WatchEvent {
     let heard = tokio::time::timeout(DEADLINE, watching.next()).await;
     let heard = heard
         .unwrap_or_else(|_| panic!("the watch tells nothing for {DEADLINE:?}, after {}", so_far()));
@@ -53,12 +53,12 @@ async fn next_of(watching: &mut Watching, so_far: impl Fn() -> String) -> Heard 
 }
 
 /// Listens until all of these paths were told, and returns all that were.
-async fn hear(watching: &mut Watching, wanted: &[&str]) -> BTreeSet<String> {
+async fn hear(watching: &mut SourceWatch, wanted: &[&str]) -> BTreeSet<String> {
     let mut heard = BTreeSet::new();
     while !wanted.iter().all(|path| heard.contains(*path)) {
         let told = next_of(watching, || format!("{heard:?}, wanted: {wanted:?}")).await;
         match told {
-            Heard::Changed(changes) if !changes.rescan => {
+            WatchEvent::Changed(changes) if !changes.rescan => {
                 heard.extend(changes.changes.iter().map(|change| change.path.to_string()));
             }
             other => panic!("{other:?}, not {wanted:?}"),
@@ -67,8 +67,8 @@ async fn hear(watching: &mut Watching, wanted: &[&str]) -> BTreeSet<String> {
     heard
 }
 
-fn rescan() -> Heard {
-    Heard::Changed(Changes::rescan())
+fn rescan() -> WatchEvent {
+    WatchEvent::Changed(Changes::rescan())
 }
 
 /// The watches of this process, as the kernel writes them.
@@ -105,7 +105,8 @@ fn what_changes_on_the_server_is_told_until_the_client_leaves() {
     fs::create_dir_all(folder.join("deep")).expect("folders");
     fs::create_dir_all(folder.join("cache")).expect("folders");
     runtime().block_on(async {
-        let mut watching = Watching::remote(options(&pair), TIMEOUT, watch("ro/data", &["cache"]));
+        let mut watching =
+            SourceWatch::remote(options(&pair), TIMEOUT, watch("ro/data", &["cache"]));
         assert_eq!(next(&mut watching).await, rescan(), "it begins with all");
         assert!(is_watched(&folder) && !is_watched(&folder.join("cache")));
         fs::write(folder.join("cache/x"), b"").expect("writes");
@@ -123,7 +124,7 @@ fn what_changes_on_the_server_is_told_until_the_client_leaves() {
 fn a_slow_client_is_told_to_look_at_everything() {
     let pair = Pair::start(Backend::Tcp);
     runtime().block_on(async {
-        let mut watching = Watching::remote(options(&pair), TIMEOUT, watch("rw", &[]));
+        let mut watching = SourceWatch::remote(options(&pair), TIMEOUT, watch("rw", &[]));
         assert_eq!(next(&mut watching).await, rescan());
         // More than what may wait here, on the way and there.
         for number in 0..8000 {
@@ -132,7 +133,7 @@ fn a_slow_client_is_told_to_look_at_everything() {
         fs::write(pair.served("rw/last"), b"").expect("writes");
         let (mut told, mut rescans, mut last) = (0, 0, false);
         while !last {
-            let Heard::Changed(changes) = next(&mut watching).await else { panic!("lost") };
+            let WatchEvent::Changed(changes) = next(&mut watching).await else { panic!("lost") };
             told += changes.changes.len();
             rescans += usize::from(changes.rescan);
             last = changes.rescan || changes.changes.iter().any(|c| c.path.as_bytes() == b"last");
@@ -154,7 +155,7 @@ fn what_cannot_be_watched_is_refused_and_a_session_has_few_watches() {
             ("ro/file", Code::NotFolder),
             ("", Code::BadPath),
         ] {
-            let mut watching = Watching::remote(options(&pair), TIMEOUT, watch(path, &[]));
+            let mut watching = SourceWatch::remote(options(&pair), TIMEOUT, watch(path, &[]));
             let error = tokio::time::timeout(DEADLINE, watching.next()).await.expect("in time");
             let error = error.expect_err("it is refused");
             let verbatim_client::ClientError::Fault(fault) = error else { panic!("{error}") };
@@ -222,12 +223,15 @@ fn a_server_that_is_killed_and_restarted_is_watched_again_from_the_beginning() {
         timeout: TIMEOUT,
     };
     runtime().block_on(async {
-        let mut watching = Watching::remote(connect, TIMEOUT, watch("data", &[]));
+        let mut watching = SourceWatch::remote(connect, TIMEOUT, watch("data", &[]));
         assert_eq!(next(&mut watching).await, rescan());
         serve.signal(Signal::KILL);
         assert_eq!(serve.end(), None, "it was killed");
         let lost = next(&mut watching).await;
-        assert!(matches!(&lost, Heard::Lost(fault) if fault.code == Code::LinkLost), "{lost:?}");
+        assert!(
+            matches!(&lost, WatchEvent::Lost(fault) if fault.code == Code::LinkLost),
+            "{lost:?}"
+        );
         fs::write(dir.path().join("data/meanwhile"), b"").expect("writes");
         let serve = start();
         assert_eq!(next(&mut watching).await, rescan(), "whatever happened meanwhile");
@@ -236,7 +240,7 @@ fn a_server_that_is_killed_and_restarted_is_watched_again_from_the_beginning() {
         // One that stops says so, and is waited for all the same.
         serve.signal(Signal::TERM);
         assert_eq!(serve.end(), Some(0));
-        assert!(matches!(next(&mut watching).await, Heard::Lost(_)));
+        assert!(matches!(next(&mut watching).await, WatchEvent::Lost(_)));
         let _serve = start();
         assert_eq!(next(&mut watching).await, rescan());
     });
@@ -249,7 +253,7 @@ fn a_local_folder_is_watched_by_name_and_waited_for_when_it_is_replaced() {
     fs::create_dir_all(at("v1/deep")).expect("folders");
     std::os::unix::fs::symlink("v1", at("data")).expect("links");
     runtime().block_on(async {
-        let mut watching = Watching::local(at("data"), Excludes::default());
+        let mut watching = SourceWatch::local(at("data"), Excludes::default());
         assert_eq!(next(&mut watching).await, rescan());
         fs::write(at("v1/deep/a"), b"").expect("writes");
         hear(&mut watching, &["deep/a"]).await;
@@ -257,11 +261,14 @@ fn a_local_folder_is_watched_by_name_and_waited_for_when_it_is_replaced() {
         std::os::unix::fs::symlink("v2", at("new")).expect("links");
         fs::rename(at("new"), at("data")).expect("renames");
         let lost = next(&mut watching).await;
-        assert!(matches!(&lost, Heard::Lost(fault) if fault.code == Code::NotFound), "{lost:?}");
+        assert!(
+            matches!(&lost, WatchEvent::Lost(fault) if fault.code == Code::NotFound),
+            "{lost:?}"
+        );
         assert_eq!(next(&mut watching).await, rescan());
         fs::write(at("v2/b"), b"").expect("writes");
         hear(&mut watching, &["b"]).await;
-        let mut missing = Watching::local(at("missing"), Excludes::default());
+        let mut missing = SourceWatch::local(at("missing"), Excludes::default());
         let error = tokio::time::timeout(DEADLINE, missing.next()).await.expect("in time");
         let text = error.expect_err("it is not there").to_string();
         assert!(text.starts_with("cannot watch") && text.contains("missing"), "{text}");
@@ -276,13 +283,16 @@ fn a_local_folder_is_waited_for_when_one_that_it_is_in_is_exchanged() {
         fs::create_dir_all(at(name)).expect("folders");
     }
     std::os::unix::fs::symlink("r1", at("current")).expect("links");
-    let lost = async |watching: &mut Watching| {
+    let lost = async |watching: &mut SourceWatch| {
         let lost = next(watching).await;
-        assert!(matches!(&lost, Heard::Lost(fault) if fault.code == Code::NotFound), "{lost:?}");
+        assert!(
+            matches!(&lost, WatchEvent::Lost(fault) if fault.code == Code::NotFound),
+            "{lost:?}"
+        );
         assert_eq!(next(watching).await, rescan());
     };
     runtime().block_on(async {
-        let mut watching = Watching::local(at("current/set"), Excludes::default());
+        let mut watching = SourceWatch::local(at("current/set"), Excludes::default());
         assert_eq!(next(&mut watching).await, rescan());
         std::os::unix::fs::symlink("r2", at("new")).expect("links");
         fs::rename(at("new"), at("current")).expect("renames");
@@ -290,7 +300,7 @@ fn a_local_folder_is_waited_for_when_one_that_it_is_in_is_exchanged() {
         fs::write(at("r2/set/a"), b"").expect("writes");
         hear(&mut watching, &["a"]).await;
         // The same of a folder that is renamed, with another one made in its place at once.
-        let mut watching = Watching::local(at("r1/set"), Excludes::default());
+        let mut watching = SourceWatch::local(at("r1/set"), Excludes::default());
         assert_eq!(next(&mut watching).await, rescan());
         fs::create_dir_all(at("r3/set")).expect("folders");
         let (r1, r3) = (at("r1"), at("r3"));

@@ -25,13 +25,13 @@ pub use verbatim_engine::connection::rate_limit;
 pub use verbatim_engine::connection::transport::{CarrierOptions, Transport};
 pub use verbatim_engine::local_io::trace::Trace;
 pub use verbatim_engine::model;
-pub use verbatim_engine::model::copy_policy::{Replace, Rules, Task};
+pub use verbatim_engine::model::copy_policy::{CopyPolicy, Replace, Task};
 pub use verbatim_engine::model::location::Location;
 pub use verbatim_engine::model::report::{
-    Altered, Failure, FileDone, NO_TRANSPORT, Observer, Planned, Port, Progress, Quiet, Retry,
-    SkipReason, Skipped, Summary,
+    Altered, Failure, FileDone, NO_TRANSPORT, Observer, Planned, Port, Progress, Retry,
+    ServerSilence, SkipReason, Skipped, Summary,
 };
 
 pub use crate::cp::{CopyOptions, copy, list};
 pub use crate::session::Session;
-pub use crate::watch::{Heard, Watching};
+pub use crate::watch::{SourceWatch, WatchEvent};

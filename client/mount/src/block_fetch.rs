@@ -8,13 +8,13 @@ use super::inflight::{BlockFetch, FetchResult};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, watch};
-use verbatim_engine::local_io::range_buffer::{Landed, PART_BYTES_MAX};
+use verbatim_engine::local_io::range_buffer::{RANGE_BYTES_MAX, VerifiedRange};
 use verbatim_proto::read::Part;
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Code, Digest, Extent, Fault, WirePath};
 
 /// The most blocks in one fetch.
-const FETCH_BLOCKS_MAX: usize = (PART_BYTES_MAX / BLOCK_BYTES) as usize;
+const FETCH_BLOCKS_MAX: usize = (RANGE_BYTES_MAX / BLOCK_BYTES) as usize;
 
 /// How often eviction may punch a block before its reader gets an error.
 const READ_TRIES_MAX: usize = 8;
@@ -186,7 +186,12 @@ impl Content {
 
     /// Stores received blocks; returns whether the cache took all. Readers get blocks that it
     /// refused too.
-    pub(super) fn store_blocks(&self, file: &CacheFile, blocks: &[u32], received: &Landed) -> bool {
+    pub(super) fn store_blocks(
+        &self,
+        file: &CacheFile,
+        blocks: &[u32],
+        received: &VerifiedRange,
+    ) -> bool {
         let mut stored = true;
         for &block in blocks {
             let extent = block_extent(block, file.size);
@@ -210,7 +215,7 @@ pub(crate) enum ReadBytes {
     /// Read from the cache file.
     Cached(Vec<u8>),
     /// Received data, with the offset and length of the read.
-    Received(Arc<Landed>, u64, usize),
+    Received(Arc<VerifiedRange>, u64, usize),
 }
 
 impl ReadBytes {
@@ -225,7 +230,9 @@ impl ReadBytes {
 }
 
 /// Waits for a fetch to finish. The fetch itself has a deadline.
-async fn wait_for_fetch(fetch: &mut watch::Receiver<FetchResult>) -> Result<Arc<Landed>, Fault> {
+async fn wait_for_fetch(
+    fetch: &mut watch::Receiver<FetchResult>,
+) -> Result<Arc<VerifiedRange>, Fault> {
     let lost = || Fault::new(Code::LinkLost, "what was on its way was given up");
     let result = fetch.wait_for(Option::is_some).await.map_err(|_| lost())?;
     result.clone().unwrap_or_else(|| Err(lost()))
@@ -237,7 +244,7 @@ fn assemble(
     file: &CacheFile,
     offset: u64,
     len: usize,
-    received: &HashMap<u32, Arc<Landed>>,
+    received: &HashMap<u32, Arc<VerifiedRange>>,
 ) -> Option<std::io::Result<Vec<u8>>> {
     if received.is_empty() {
         return file.read(offset, len);

@@ -8,13 +8,13 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout_at};
 use verbatim_client::model::location::peer;
-use verbatim_client::remote_fs::service::{Ask, Carried};
-use verbatim_client::remote_fs::{Listing, Seen};
+use verbatim_client::remote_fs::service::{FsRequest, TransportInfo};
+use verbatim_client::remote_fs::{Listing, StatInfo};
 use verbatim_client::session::Session;
-use verbatim_client::session::backoff::{Backoff, Next};
+use verbatim_client::session::backoff::{Backoff, RetryDecision};
 use verbatim_client::{ClientError, SessionOptions};
-use verbatim_engine::local_io::buffer_pool::Spares;
-use verbatim_engine::local_io::range_buffer::{Haste, Landed, PartBuffer};
+use verbatim_engine::local_io::buffer_pool::BufferPool;
+use verbatim_engine::local_io::range_buffer::{Priority, RangeBuffer, VerifiedRange};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Part;
 use verbatim_proto::{Code, Fault, Kept, WirePath};
@@ -30,10 +30,10 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The connection of a mount.
 pub(crate) struct Connection {
-    requests: mpsc::Sender<Ask>,
+    requests: mpsc::Sender<FsRequest>,
     status: Arc<Mutex<ConnectionStatus>>,
     timeout: Duration,
-    buffers: Arc<Spares>,
+    buffers: Arc<BufferPool>,
 }
 
 /// The state of the connection, as the status reports it.
@@ -44,7 +44,7 @@ pub(crate) struct ConnectionStatus {
     /// Whether the mount never connects.
     pub offline: bool,
     /// The transport that data moves over, or moved over last.
-    pub carried: Carried,
+    pub carried: TransportInfo,
     /// Why there is no session.
     pub cause: Option<String>,
     /// Since when there is no session.
@@ -57,7 +57,7 @@ pub(crate) struct ConnectionStatus {
 pub(crate) struct FetchedPart {
     pub info: FileInfo,
     pub meta: Kept,
-    pub data: Landed,
+    pub data: VerifiedRange,
 }
 
 impl Connection {
@@ -86,18 +86,18 @@ impl Connection {
     }
 
     /// The entry at a path; a symlink is not followed.
-    pub async fn stat(&self, path: &WirePath) -> Result<Seen, Fault> {
-        self.with_retries(|answer| Ask::Look(path.clone(), answer)).await
+    pub async fn stat(&self, path: &WirePath) -> Result<StatInfo, Fault> {
+        self.with_retries(|answer| FsRequest::Stat(path.clone(), answer)).await
     }
 
     /// The entries of a folder.
     pub async fn list(&self, path: &WirePath) -> Result<Listing, Fault> {
-        self.with_retries(|answer| Ask::List(path.clone(), answer)).await
+        self.with_retries(|answer| FsRequest::List(path.clone(), answer)).await
     }
 
     /// The metadata of a folder.
     pub async fn folder_meta(&self, path: &WirePath) -> Result<Kept, Fault> {
-        self.with_retries(|answer| Ask::Describe(path.clone(), answer)).await
+        self.with_retries(|answer| FsRequest::Metadata(path.clone(), answer)).await
     }
 
     /// Fetches a part of a file and verifies it. Fails if the file changed meanwhile.
@@ -105,7 +105,7 @@ impl Connection {
         &self,
         path: &WirePath,
         part: Part,
-        priority: Haste,
+        priority: Priority,
     ) -> Result<FetchedPart, Fault> {
         self.fetch_until(self.deadline(), path, part, priority).await
     }
@@ -116,7 +116,7 @@ impl Connection {
         deadline: Instant,
         path: &WirePath,
         part: Part,
-        priority: Haste,
+        priority: Priority,
     ) -> Result<FetchedPart, Fault> {
         loop {
             match self.try_fetch(path, part, priority.clone(), deadline).await {
@@ -132,7 +132,7 @@ impl Connection {
         path: &WirePath,
         part: Part,
     ) -> Result<FetchedPart, Fault> {
-        self.try_fetch(path, part, Haste::default(), self.deadline()).await
+        self.try_fetch(path, part, Priority::default(), self.deadline()).await
     }
 
     /// The deadline of a request sent now. A server that has been away for long costs each reader
@@ -148,12 +148,12 @@ impl Connection {
         &self,
         path: &WirePath,
         part: Part,
-        priority: Haste,
+        priority: Priority,
         deadline: Instant,
     ) -> Result<FetchedPart, Fault> {
         // A late worker then writes into the buffer of its own attempt.
-        let buffer = Arc::new(PartBuffer::new(part, priority, &self.buffers));
-        let request = |answer| Ask::Fetch(path.clone(), buffer.clone(), answer);
+        let buffer = Arc::new(RangeBuffer::new(part, priority, &self.buffers));
+        let request = |answer| FsRequest::Read(path.clone(), buffer.clone(), answer);
         let meta = self.try_once(request, deadline).await?;
         let no_info = || Fault::new(Code::Protocol, "the server did not say what it opened");
         let info = buffer.info().ok_or_else(no_info)?;
@@ -164,7 +164,7 @@ impl Connection {
 
     async fn with_retries<T>(
         &self,
-        request: impl Fn(oneshot::Sender<Result<T, Fault>>) -> Ask,
+        request: impl Fn(oneshot::Sender<Result<T, Fault>>) -> FsRequest,
     ) -> Result<T, Fault> {
         let deadline = self.deadline();
         loop {
@@ -177,7 +177,7 @@ impl Connection {
 
     async fn try_once<T>(
         &self,
-        request: impl Fn(oneshot::Sender<Result<T, Fault>>) -> Ask,
+        request: impl Fn(oneshot::Sender<Result<T, Fault>>) -> FsRequest,
         deadline: Instant,
     ) -> Result<T, Fault> {
         let (answer, receiver) = oneshot::channel();
@@ -216,7 +216,7 @@ pub(crate) fn is_connection_fault(fault: &Fault) -> bool {
 async fn run_sessions(
     session: Option<Session>,
     mut options: SessionOptions,
-    mut requests: mpsc::Receiver<Ask>,
+    mut requests: mpsc::Receiver<FsRequest>,
     status: Arc<Mutex<ConnectionStatus>>,
 ) {
     let Some(mut session) = session else {
@@ -251,13 +251,13 @@ async fn run_sessions(
 /// requests are gone.
 async fn reconnect(
     options: &SessionOptions,
-    requests: &mut mpsc::Receiver<Ask>,
+    requests: &mut mpsc::Receiver<FsRequest>,
     status: &Mutex<ConnectionStatus>,
 ) -> Option<Session> {
     let mut backoff = Backoff::mount(Instant::now().into_std());
     let mut next = backoff.lost(Instant::now().into_std());
     let mut cause = "the server was lost".to_owned();
-    while let Next::After(pause) = next {
+    while let RetryDecision::After(pause) = next {
         let attempt = async {
             sleep(pause).await;
             Session::connect(options.clone()).await
@@ -283,19 +283,19 @@ async fn reconnect(
     None
 }
 
-async fn fail_all(requests: &mut mpsc::Receiver<Ask>, cause: &str) {
+async fn fail_all(requests: &mut mpsc::Receiver<FsRequest>, cause: &str) {
     while let Some(request) = requests.recv().await {
         fail_request(request, cause);
     }
 }
 
-fn fail_request(request: Ask, cause: &str) {
+fn fail_request(request: FsRequest, cause: &str) {
     let fault = Fault::new(Code::LinkLost, cause);
     // The requester may have timed out.
     match request {
-        Ask::Look(_, answer) => drop(answer.send(Err(fault))),
-        Ask::List(_, answer) => drop(answer.send(Err(fault))),
-        Ask::Describe(_, answer) => drop(answer.send(Err(fault))),
-        Ask::Fetch(_, _, answer) => drop(answer.send(Err(fault))),
+        FsRequest::Stat(_, answer) => drop(answer.send(Err(fault))),
+        FsRequest::List(_, answer) => drop(answer.send(Err(fault))),
+        FsRequest::Metadata(_, answer) => drop(answer.send(Err(fault))),
+        FsRequest::Read(_, _, answer) => drop(answer.send(Err(fault))),
     }
 }

@@ -15,12 +15,12 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
 use verbatim_client::remote_fs::attributes::Facts;
-use verbatim_engine::local_io::range_buffer::{Haste, Landed};
+use verbatim_engine::local_io::range_buffer::{Priority, VerifiedRange};
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Part;
 use verbatim_proto::{Code, Extent, Fault, Kept, WirePath};
 
-/// Parts that are fetched at a time; each takes up to `PART_BYTES_MAX` of memory.
+/// Parts that are fetched at a time; each takes up to `RANGE_BYTES_MAX` of memory.
 const FETCHES_MAX: usize = 16;
 
 /// How many of these fetches may be read-ahead.
@@ -143,7 +143,7 @@ impl Content {
         path: &WirePath,
         facts: Facts,
         key: Key,
-        (priority, until): (&Haste, Instant),
+        (priority, until): (&Priority, Instant),
     ) -> Result<Arc<CacheFile>, OpenError> {
         if facts.size > FILE_BYTES_MAX {
             let text = format!("{path} has more than {FILE_BYTES_MAX} bytes");
@@ -192,7 +192,7 @@ impl Content {
         key: &Key,
         info: &FileInfo,
         version: u64,
-        data: Landed,
+        data: VerifiedRange,
     ) -> std::io::Result<Arc<CacheFile>> {
         // Readers that find the file from here on join this fetch.
         let first = |file: &CacheFile| match info.size > 0 && !file.has(0) {
@@ -213,7 +213,7 @@ impl Content {
     pub async fn allocated_bytes(&self, path: &WirePath, facts: Facts) -> Result<u64, Fault> {
         let part = Part { size: facts.size, version: None, want: Extent::new(0, 0) };
         self.connection
-            .fetch(path, part, Haste::default())
+            .fetch(path, part, Priority::default())
             .await
             .map(|fetched| fetched.info.allocated)
     }
@@ -221,7 +221,7 @@ impl Content {
     /// The current metadata of a file.
     pub async fn meta(&self, path: &WirePath, facts: Facts) -> Result<Kept, Fault> {
         let part = Part { size: facts.size, version: None, want: Extent::new(0, 0) };
-        self.connection.fetch(path, part, Haste::default()).await.map(|fetched| fetched.meta)
+        self.connection.fetch(path, part, Priority::default()).await.map(|fetched| fetched.meta)
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use verbatim_client::remote_fs::attributes::{Facts, Kind};
-use verbatim_engine::local_io::range_buffer::PART_BYTES_MAX;
+use verbatim_engine::local_io::range_buffer::RANGE_BYTES_MAX;
 use verbatim_proto::{Code, Fault, WirePath};
 
 /// Files that are fetched at a time.
@@ -220,8 +220,8 @@ impl Filler {
         if !self.has_room(file.missing_bytes(0..=u32::MAX).min(most)) {
             return Ok(FileOutcome::CacheFull);
         }
-        for offset in (0..file.size).step_by(PART_BYTES_MAX as usize) {
-            let len = PART_BYTES_MAX.min(file.size - offset);
+        for offset in (0..file.size).step_by(RANGE_BYTES_MAX as usize) {
+            let len = RANGE_BYTES_MAX.min(file.size - offset);
             // More may arrive than is allocated at the source: its file system may compress.
             let missing = file.missing_bytes(file.block_range(offset, len));
             if most < u64::MAX && !self.has_room(missing.min(most)) {

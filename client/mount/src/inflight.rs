@@ -5,24 +5,24 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
-use verbatim_engine::local_io::range_buffer::{Haste, Landed};
+use verbatim_engine::local_io::range_buffer::{Priority, VerifiedRange};
 use verbatim_proto::Fault;
 
 /// The result of a fetch; `None` while it is running.
-pub(crate) type FetchResult = Option<Result<Arc<Landed>, Fault>>;
+pub(crate) type FetchResult = Option<Result<Arc<VerifiedRange>, Fault>>;
 
 /// The blocks of one file that are being fetched, or were received recently.
 #[derive(Default)]
 pub struct InFlight(Mutex<FetchesByBlock>);
 
-type FetchesByBlock = HashMap<u32, (watch::Receiver<FetchResult>, Haste)>;
+type FetchesByBlock = HashMap<u32, (watch::Receiver<FetchResult>, Priority)>;
 
 /// A running fetch of consecutive blocks. The owner finishes it; if the owner drops it unfinished,
 /// all waiters get an error.
 pub(crate) struct BlockFetch {
     pub blocks: Vec<u32>,
     /// Whether a reader waits for the fetch.
-    pub priority: Haste,
+    pub priority: Priority,
     sender: watch::Sender<FetchResult>,
 }
 
@@ -56,7 +56,7 @@ impl InFlight {
                         let (sender, _) = watch::channel(None);
                         started.push(BlockFetch {
                             blocks: Vec::new(),
-                            priority: Haste::default(),
+                            priority: Priority::default(),
                             sender,
                         });
                         started.last_mut().expect("it was just pushed")
@@ -76,7 +76,7 @@ impl InFlight {
     }
 
     /// Finishes a fetch. Received data stays available until the fetch is removed or dropped.
-    pub(crate) fn finish(&self, fetch: &BlockFetch, result: Result<Arc<Landed>, Fault>) {
+    pub(crate) fn finish(&self, fetch: &BlockFetch, result: Result<Arc<VerifiedRange>, Fault>) {
         let failed = result.is_err();
         // All waiters may be gone.
         let _ = fetch.sender.send(Some(result));
@@ -106,7 +106,7 @@ impl InFlight {
     }
 
     /// The data of a received block.
-    pub(crate) fn received(&self, block: u32) -> Option<Arc<Landed>> {
+    pub(crate) fn received(&self, block: u32) -> Option<Arc<VerifiedRange>> {
         let fetches = self.fetches();
         let (receiver, _) = fetches.get(&block)?;
         let result = receiver.borrow();

@@ -56,7 +56,7 @@ use tree::Tree;
 use verbatim_client::model::location::Remote;
 use verbatim_client::session::Session;
 use verbatim_client::session::backoff::may_come_back;
-use verbatim_client::watch::Watching;
+use verbatim_client::watch::SourceWatch;
 use verbatim_client::{ClientError, SessionOptions};
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Fault, Watch};
@@ -185,7 +185,7 @@ impl Mount {
         }
         let watching = options.watch.then(|| {
             let watch = Watch { path: options.remote.path.clone(), exclude: Vec::new() };
-            (tree.clone(), Watching::remote(session.connect.clone(), session.timeout, watch))
+            (tree.clone(), SourceWatch::remote(session.connect.clone(), session.timeout, watch))
         });
         let detach = options.detach.then(|| {
             let (content, fill_progress) = (tree.content.clone(), fill_progress.clone());
@@ -200,7 +200,7 @@ impl Mount {
     async fn mount(
         options: MountOptions,
         fuse_fs: FuseFs,
-        watching: Option<(Arc<Tree>, Watching)>,
+        watching: Option<(Arc<Tree>, SourceWatch)>,
     ) -> Result<Self, MountError> {
         let status_handle = StatusHandle {
             tree: fuse_fs.tree.clone(),

@@ -9,7 +9,7 @@ use super::content::Content;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-use verbatim_client::remote_fs::attributes::{Facts, Kind, Seen};
+use verbatim_client::remote_fs::attributes::{Facts, Kind, StatInfo};
 use verbatim_client::remote_fs::listing::Listing;
 use verbatim_proto::WirePath;
 
@@ -83,7 +83,7 @@ impl OfflineNames {
     }
 
     /// Stores the attributes of the root.
-    pub fn store_root(&self, path: &WirePath, seen: Seen) {
+    pub fn store_root(&self, path: &WirePath, seen: StatInfo) {
         if let Ok(listing) = Listing::of(SELF_NAME, seen) {
             let _ = self.jobs.try_send(StoreJob::Root(self.key(path, "at"), listing));
         }
@@ -91,7 +91,7 @@ impl OfflineNames {
 
     /// Stores the attributes of one entry. For files only hard links are stored: their cached
     /// versions have the rest.
-    pub fn store_entry(&self, path: &WirePath, seen: Seen) {
+    pub fn store_entry(&self, path: &WirePath, seen: StatInfo) {
         let facts = seen.facts();
         if (facts.kind != Kind::File || facts.tied.file.is_some())
             && let Ok(listing) = Listing::of(SELF_NAME, seen)

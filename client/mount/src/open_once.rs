@@ -5,7 +5,7 @@
 use super::cache::Key;
 use std::collections::HashMap;
 use std::sync::Arc;
-use verbatim_engine::local_io::range_buffer::Haste;
+use verbatim_engine::local_io::range_buffer::Priority;
 
 /// The files that are being opened.
 #[derive(Default)]
@@ -16,7 +16,7 @@ pub(crate) struct OpenOnce(HashMap<Key, Arc<OpenLock>>);
 pub(crate) struct OpenLock {
     pub lock: tokio::sync::Mutex<()>,
     /// Whether a reader waits for the open.
-    pub priority: Haste,
+    pub priority: Priority,
 }
 
 impl OpenOnce {

@@ -3,7 +3,7 @@
 //! sequential reads ends at a part boundary, so that parts are fetched whole. Pure;
 //! each open file has one.
 
-use verbatim_engine::local_io::range_buffer::PART_BYTES_MAX;
+use verbatim_engine::local_io::range_buffer::RANGE_BYTES_MAX;
 
 /// The largest read-ahead window.
 pub const AHEAD_BYTES_MAX: u64 = 32 << 20;
@@ -40,7 +40,7 @@ impl ReadAhead {
             self.window = (self.window * 2).clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX);
             (self.stride, self.strides) = (0, 0);
             // Every read asks again, so the next one covers the range cut off here.
-            let to = (self.end + self.window) / PART_BYTES_MAX * PART_BYTES_MAX;
+            let to = (self.end + self.window) / RANGE_BYTES_MAX * RANGE_BYTES_MAX;
             let to = if self.end + self.window < size { to } else { size };
             return clip(self.end, to.saturating_sub(self.end), size);
         }
@@ -76,8 +76,8 @@ mod tests {
         assert_eq!(read_ahead.record(2 * MIB, MIB, SIZE), Some((3 * MIB, 5 * MIB)));
         for at in 3..41 {
             let (from, len) = read_ahead.record(at * MIB, MIB, SIZE).expect("there is more");
-            assert!((from + len) % PART_BYTES_MAX == 0 && len <= AHEAD_BYTES_MAX, "{at}");
-            assert!(at < 6 || len > AHEAD_BYTES_MAX - PART_BYTES_MAX, "{at}");
+            assert!((from + len) % RANGE_BYTES_MAX == 0 && len <= AHEAD_BYTES_MAX, "{at}");
+            assert!(at < 6 || len > AHEAD_BYTES_MAX - RANGE_BYTES_MAX, "{at}");
         }
         assert_eq!(read_ahead.record(41 * MIB, MIB, 42 * MIB + 5), Some((42 * MIB, 5)));
         assert_eq!(read_ahead.record(42 * MIB, 5, 42 * MIB + 5), None);

@@ -10,15 +10,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use verbatim_client::remote_fs::attributes::Kind;
-use verbatim_client::watch::{Heard, Watching};
+use verbatim_client::watch::{SourceWatch, WatchEvent};
 use verbatim_proto::{Changes, WirePath};
 
 /// Follows the changes of a tree until the watch ends for good.
-pub(super) async fn follow(tree: Arc<Tree>, notifier: Notifier, mut watching: Watching) {
+pub(super) async fn follow(tree: Arc<Tree>, notifier: Notifier, mut watching: SourceWatch) {
     let kernel = Arc::new(notifier);
     loop {
         match watching.next().await {
-            Ok(Heard::Changed(changes)) => {
+            Ok(WatchEvent::Changed(changes)) => {
                 // First, so that the kernel's next request gets a new listing.
                 tree.invalidate_listings();
                 for path in affected_paths(&tree, &changes) {
@@ -27,8 +27,8 @@ pub(super) async fn follow(tree: Arc<Tree>, notifier: Notifier, mut watching: Wa
                 tree.watched.store(true, Ordering::Relaxed);
             }
             // Only a local watch reports this, and as a change too.
-            Ok(Heard::Healed(_)) => {}
-            Ok(Heard::Lost(fault)) => {
+            Ok(WatchEvent::Healed(_)) => {}
+            Ok(WatchEvent::Lost(fault)) => {
                 tree.watched.store(false, Ordering::Relaxed);
                 tracing::warn!(cause = fault.text, "changes are not told for now");
             }

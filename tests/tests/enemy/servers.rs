@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use verbatim_client::{Replace, Rules};
+use verbatim_client::{CopyPolicy, Replace};
 use verbatim_proto::message::{
     ClientMessage, Entry, EntryKind, FileInfo, JoinSecret, Lease, LinkAnswer, LinkId, Piece,
     ReadReply, ReadRequest, ServerMessage,
@@ -25,12 +25,12 @@ fn copy_from(script: Script, prepare: impl FnOnce(&Path)) -> (Pair, Option<Copie
 
 /// The same of another source.
 fn copy_of(source: &str, script: Script, prepare: impl FnOnce(&Path)) -> (Pair, Option<Copied>) {
-    copy_by(Rules::default(), source, script, prepare)
+    copy_by(CopyPolicy::default(), source, script, prepare)
 }
 
 /// The same by these rules.
 fn copy_by(
-    rules: Rules,
+    rules: CopyPolicy,
     source: &str,
     script: Script,
     prepare: impl FnOnce(&Path),
@@ -42,7 +42,7 @@ fn copy_by(
     prepare(&pair.local(""));
     let before = snapshot(&pair.served("outside"));
     let mut job = pair.down(&[source], "all").timeout(Duration::from_secs(3));
-    job.options.rules = rules;
+    job.options.policy = rules;
     let connect = &mut job.session.connect;
     connect.port = liar.port;
     connect.fingerprint = Some(liar.fingerprint);
@@ -75,7 +75,7 @@ fn a_server_cannot_say_that_what_is_fetched_is_there_already() {
         }
         message => folder_of(message, vec![entry("f", EntryKind::File, 0)]),
     };
-    let rules = Rules { replace: Replace::Never, ..Rules::default() };
+    let rules = CopyPolicy { replace: Replace::Never, ..CopyPolicy::default() };
     let (pair, copied) = copy_by(rules, "ro/all", script, |_| {});
     let copied = copied.expect("a session");
     assert!(!pair.local("all/f").exists());

@@ -1,111 +1,117 @@
 //! Folders get their metadata last: a file that lands in a folder changes its
 //! time, and a folder that may not be written to must take its files first.
 //!
-//! Everything that is still to be done in a folder holds its `Ending`; when the
+//! Everything that is still to be done in a folder holds its `DirGuard`; when the
 //! last holder is gone, the ending is due. A folder holds that of the folder it
 //! is in, so the innermost come first. At any time there are as many endings as
 //! the walk is deep and files are under way, however large the tree is.
 
-use crate::connection::ledger::Item;
+use crate::connection::ledger::ItemKey;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use verbatim_files::Folder;
 use verbatim_proto::{Meta, WirePath};
 
 /// A folder whose metadata is set when nothing in it is left to do.
-pub(crate) struct Ending {
-    due: Option<Due>,
-    endings: Sender<Due>,
+pub(crate) struct DirGuard {
+    due: Option<DirMetaJob>,
+    jobs: Sender<DirMetaJob>,
     /// The folder it is in ends after it.
-    _within: Within,
+    _parent: ParentGuard,
 }
 
 /// What holds up the end of a folder, if it has one.
-pub(crate) type Within = Option<Arc<Ending>>;
+pub(crate) type ParentGuard = Option<Arc<DirGuard>>;
 
 /// The ledger key of an item that is copied, and the folder that waits for it: travels with the item
 /// from the walk that finds it until it is over.
-pub struct Mark {
+pub struct WorkItem {
     /// The key of the item in the ledger.
-    pub(crate) item: Item,
+    pub(crate) item: ItemKey,
     /// The folder it is in, which ends after it: it is let go of with this, whatever becomes
     /// of the rest.
-    pub(crate) within: Within,
+    pub(crate) parent: ParentGuard,
 }
 
-impl Mark {
+impl WorkItem {
     /// Marks an item that no folder waits for.
-    pub fn alone(item: Item) -> Self {
-        Self { item, within: None }
+    pub fn unguarded(item: ItemKey) -> Self {
+        Self { item, parent: None }
     }
 }
 
 /// A folder that got all that is in it.
-pub(crate) struct Due {
-    pub item: Item,
-    pub place: Place,
+pub(crate) struct DirMetaJob {
+    pub item: ItemKey,
+    pub place: DirLocation,
     pub label: String,
     pub meta: Meta,
 }
 
 /// Where a folder is.
-pub(crate) enum Place {
+pub(crate) enum DirLocation {
     Local(Arc<Folder>, WirePath),
     Remote(WirePath),
 }
 
-impl Drop for Ending {
+impl Drop for DirGuard {
     fn drop(&mut self) {
         if let Some(due) = self.due.take() {
             // A session that is over sets no more metadata.
-            let _ = self.endings.send(due);
+            let _ = self.jobs.send(due);
         }
     }
 }
 
 /// The folders a walk is in, the innermost last.
 #[derive(Default)]
-pub(crate) struct Nest {
-    open: Vec<(WirePath, Arc<Ending>)>,
+pub(crate) struct DirStack {
+    open: Vec<(WirePath, Arc<DirGuard>)>,
 }
 
-impl Nest {
+impl DirStack {
     /// Leaves the folders that `path` is not in, and returns the one it is in.
-    pub fn around(&mut self, path: &WirePath) -> Within {
+    pub fn parent_of(&mut self, path: &WirePath) -> ParentGuard {
         while self.open.last().is_some_and(|(folder, _)| !path.is_below(folder)) {
             self.open.pop();
         }
-        self.open.last().map(|(_, ending)| ending.clone())
+        self.open.last().map(|(_, guard)| guard.clone())
     }
 
     /// Enters a folder.
-    pub fn enter(&mut self, path: WirePath, ending: Arc<Ending>) {
-        self.open.push((path, ending));
+    pub fn push(&mut self, path: WirePath, guard: Arc<DirGuard>) {
+        self.open.push((path, guard));
     }
 }
 
 /// The endings of a session.
-pub(crate) struct Endings {
-    sender: Sender<Due>,
-    receiver: Receiver<Due>,
+pub(crate) struct DirGuards {
+    sender: Sender<DirMetaJob>,
+    receiver: Receiver<DirMetaJob>,
     /// Those of local folders that are due.
-    local: Vec<Due>,
+    local: Vec<DirMetaJob>,
     /// Those of remote folders that are due.
-    remote: Vec<Due>,
+    remote: Vec<DirMetaJob>,
 }
 
-impl Default for Endings {
+impl Default for DirGuards {
     fn default() -> Self {
         let (sender, receiver) = channel();
         Self { sender, receiver, local: Vec::new(), remote: Vec::new() }
     }
 }
 
-impl Endings {
+impl DirGuards {
     /// Plans the end of a folder.
-    pub fn plan(&self, place: Place, mark: Mark, label: String, meta: Meta) -> Arc<Ending> {
-        let due = Some(Due { item: mark.item, place, label, meta });
-        Arc::new(Ending { due, endings: self.sender.clone(), _within: mark.within })
+    pub fn guard(
+        &self,
+        place: DirLocation,
+        work_item: WorkItem,
+        label: String,
+        meta: Meta,
+    ) -> Arc<DirGuard> {
+        let due = Some(DirMetaJob { item: work_item.item, place, label, meta });
+        Arc::new(DirGuard { due, jobs: self.sender.clone(), _parent: work_item.parent })
     }
 
     pub fn is_idle(&mut self) -> bool {
@@ -119,13 +125,13 @@ impl Endings {
     }
 
     /// The next local folders that are due, at most so many.
-    pub fn take_local(&mut self, count_max: usize) -> Vec<Due> {
+    pub fn take_local(&mut self, count_max: usize) -> Vec<DirMetaJob> {
         self.gather();
         self.local.drain(..self.local.len().min(count_max)).collect()
     }
 
     /// The same of remote ones.
-    pub fn take_remote(&mut self, count_max: usize) -> Vec<Due> {
+    pub fn take_remote(&mut self, count_max: usize) -> Vec<DirMetaJob> {
         self.gather();
         self.remote.drain(..self.remote.len().min(count_max)).collect()
     }
@@ -133,8 +139,8 @@ impl Endings {
     fn gather(&mut self) {
         for due in self.receiver.try_iter() {
             match due.place {
-                Place::Local(..) => self.local.push(due),
-                Place::Remote(_) => self.remote.push(due),
+                DirLocation::Local(..) => self.local.push(due),
+                DirLocation::Remote(_) => self.remote.push(due),
             }
         }
     }
@@ -149,38 +155,38 @@ mod tests {
     }
 
     /// The labels of the endings that are due.
-    fn due(endings: &mut Endings) -> Vec<String> {
-        endings.gather();
-        endings.remote.drain(..).map(|due| due.label).collect()
+    fn due(guards: &mut DirGuards) -> Vec<String> {
+        guards.gather();
+        guards.remote.drain(..).map(|due| due.label).collect()
     }
 
-    fn enter(endings: &Endings, nest: &mut Nest, name: &str) -> Within {
-        let within = nest.around(&path(name));
-        let place = Place::Remote(path(name));
-        let mark = Mark { item: Item::new(0, &path(name)), within };
-        let ending = endings.plan(place, mark, name.into(), Meta::default());
-        nest.enter(path(name), ending.clone());
-        Some(ending)
+    fn enter(guards: &DirGuards, dir_stack: &mut DirStack, name: &str) -> ParentGuard {
+        let parent = dir_stack.parent_of(&path(name));
+        let place = DirLocation::Remote(path(name));
+        let work_item = WorkItem { item: ItemKey::new(0, &path(name)), parent };
+        let guard = guards.guard(place, work_item, name.into(), Meta::default());
+        dir_stack.push(path(name), guard.clone());
+        Some(guard)
     }
 
     #[test]
     fn a_folder_ends_after_all_in_it_and_the_inner_ones_first() {
-        let mut endings = Endings::default();
-        let mut nest = Nest::default();
-        drop(enter(&endings, &mut nest, ""));
-        drop(enter(&endings, &mut nest, "a"));
-        let file = nest.around(&path("a/file"));
-        drop(enter(&endings, &mut nest, "a/b"));
-        drop(enter(&endings, &mut nest, "a/b/c"));
+        let mut guards = DirGuards::default();
+        let mut dir_stack = DirStack::default();
+        drop(enter(&guards, &mut dir_stack, ""));
+        drop(enter(&guards, &mut dir_stack, "a"));
+        let file = dir_stack.parent_of(&path("a/file"));
+        drop(enter(&guards, &mut dir_stack, "a/b"));
+        drop(enter(&guards, &mut dir_stack, "a/b/c"));
         // A name that only begins alike is not in the folder.
-        drop(enter(&endings, &mut nest, "a/bc"));
-        assert_eq!(due(&mut endings), ["a/b/c", "a/b"]);
-        drop(enter(&endings, &mut nest, "d"));
-        assert_eq!(due(&mut endings), ["a/bc"], "a file of a is under way");
+        drop(enter(&guards, &mut dir_stack, "a/bc"));
+        assert_eq!(due(&mut guards), ["a/b/c", "a/b"]);
+        drop(enter(&guards, &mut dir_stack, "d"));
+        assert_eq!(due(&mut guards), ["a/bc"], "a file of a is under way");
         drop(file);
-        assert_eq!(due(&mut endings), ["a"]);
-        assert!(endings.is_idle());
-        drop(nest);
-        assert_eq!(due(&mut endings), ["d", ""]);
+        assert_eq!(due(&mut guards), ["a"]);
+        assert!(guards.is_idle());
+        drop(dir_stack);
+        assert_eq!(due(&mut guards), ["d", ""]);
     }
 }

@@ -17,7 +17,7 @@ pub enum WorkerEvent {
         /// The outcome of each piece, or that the link broke first.
         outcome: Outcome,
         /// Bytes of the chunk that a local basis had, so that no link carried them.
-        spared_bytes: u64,
+        basis_bytes: u64,
     },
     /// A write of a chunk was posted, or could not be.
     Posted {

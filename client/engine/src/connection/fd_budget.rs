@@ -10,21 +10,21 @@ use verbatim_files::target::LASTING_BYTES_MIN;
 /// How many are taken.
 #[derive(Debug)]
 pub(crate) struct FdBudget {
-    taken: Arc<AtomicUsize>,
+    reserved: Arc<AtomicUsize>,
     max: usize,
 }
 
 /// Some that are taken, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Taken {
-    of: Arc<AtomicUsize>,
+pub(crate) struct FdReservation {
+    budget: Arc<AtomicUsize>,
     count: usize,
 }
 
 impl FdBudget {
     /// A budget of so many.
     pub fn new(max: usize) -> Self {
-        Self { taken: Arc::default(), max }
+        Self { reserved: Arc::default(), max }
     }
 
     /// How many there are.
@@ -34,24 +34,24 @@ impl FdBudget {
 
     /// Whether another file may be opened.
     pub fn has_room(&self) -> bool {
-        self.taken() < self.max
+        self.reserved() < self.max
     }
 
-    pub fn taken(&self) -> usize {
-        self.taken.load(Ordering::Relaxed)
+    pub fn reserved(&self) -> usize {
+        self.reserved.load(Ordering::Relaxed)
     }
 
     /// Takes those of a file of this size.
-    pub fn take(&self, size: u64, has_basis: bool) -> Taken {
+    pub fn reserve(&self, size: u64, has_basis: bool) -> FdReservation {
         let count = 1 + usize::from(size >= LASTING_BYTES_MIN) + usize::from(has_basis);
-        self.taken.fetch_add(count, Ordering::Relaxed);
-        Taken { of: self.taken.clone(), count }
+        self.reserved.fetch_add(count, Ordering::Relaxed);
+        FdReservation { budget: self.reserved.clone(), count }
     }
 }
 
-impl Drop for Taken {
+impl Drop for FdReservation {
     fn drop(&mut self) {
-        self.of.fetch_sub(self.count, Ordering::Relaxed);
+        self.budget.fetch_sub(self.count, Ordering::Relaxed);
     }
 }
 
@@ -63,9 +63,10 @@ mod tests {
     fn a_large_file_that_replaces_another_takes_three_and_gives_them_back() {
         let fds = FdBudget::new(6);
         let files = [(1, false), (LASTING_BYTES_MIN, false), (LASTING_BYTES_MIN, true)];
-        let taken: Vec<Taken> = files.map(|(size, basis)| fds.take(size, basis)).into();
-        assert_eq!(fds.taken(), 6);
-        drop(taken);
-        assert_eq!(fds.taken(), 0);
+        let reserved: Vec<FdReservation> =
+            files.map(|(size, basis)| fds.reserve(size, basis)).into();
+        assert_eq!(fds.reserved(), 6);
+        drop(reserved);
+        assert_eq!(fds.reserved(), 0);
     }
 }

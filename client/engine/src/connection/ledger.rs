@@ -17,20 +17,20 @@ use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
 /// Unfinished files kept by name: those open and those queued when a session broke.
-const LEFT_MAX: usize = 4 * OPEN_FILES_MAX;
+const UNFINISHED_MAX: usize = 4 * OPEN_FILES_MAX;
 
 /// Failures kept with their cause: a file that failed has no other names either.
 const FAULTS_MAX: usize = 1 << 16;
 
 /// Room for what most items are named by: every file of a tree has one made, twice.
-const NAMED_BYTES: usize = 256;
+const KEY_BYTES: usize = 256;
 
 /// The key of one file, folder or link of a copy in its ledger, the same in every session: 16 bytes
 /// of a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Item(u128);
+pub struct ItemKey(u128);
 
-impl Item {
+impl ItemKey {
     /// The key of the entry at `path` below piece `work` of the copy. Not of its label: two names
     /// that are not UTF-8 can look alike.
     pub fn new(work: u32, path: &WirePath) -> Self {
@@ -38,18 +38,18 @@ impl Item {
     }
 
     /// The key of the deletion of `path`.
-    pub fn gone(work: u32, path: &WirePath) -> Self {
+    pub fn deletion(work: u32, path: &WirePath) -> Self {
         Self::of(b"gone", work, path.as_bytes())
     }
 
     /// The key of the entries of a tree that no walk has reached.
-    pub fn rest(work: u32) -> Self {
+    pub fn unscanned(work: u32) -> Self {
         Self::of(b"rest", work, b"")
     }
 
     fn of(what: &[u8; 4], work: u32, path: &[u8]) -> Self {
         let (work, len) = (work.to_le_bytes(), 8 + path.len());
-        let mut short = [0; NAMED_BYTES];
+        let mut short = [0; KEY_BYTES];
         let Digest(bytes) = match short.get_mut(..len) {
             Some(name) => {
                 name[..4].copy_from_slice(what);
@@ -64,9 +64,9 @@ impl Item {
 }
 
 /// Something that was not finished when a session broke.
-struct Left {
+struct UnfinishedItem {
     label: String,
-    begun: bool,
+    started: bool,
 }
 
 /// The record of one copy across its sessions: outcomes, unfinished files, and the sums.
@@ -75,19 +75,19 @@ pub struct Ledger {
     pub begin: Instant,
     /// The sums so far.
     pub summary: Summary,
-    over: HashSet<Item>,
+    finished: HashSet<ItemKey>,
     /// Changes of a mirror that were told, and are not over.
-    told: HashSet<Item>,
+    reported: HashSet<ItemKey>,
     /// Why some of what is over failed, `FAULTS_MAX` of them.
-    faults: HashMap<Item, Fault>,
-    left: HashMap<Item, Left>,
+    faults: HashMap<ItemKey, Fault>,
+    unfinished: HashMap<ItemKey, UnfinishedItem>,
     /// What did not fit, while that is no failure yet.
-    held_back: Option<Spool<HeldBack>>,
+    no_space: Option<Spool<NoSpaceFailure>>,
     peer: String,
 }
 
 /// Something that did not fit: what it is in the books, its name, and why.
-type HeldBack = (Item, String, Fault);
+type NoSpaceFailure = (ItemKey, String, Fault);
 
 impl Ledger {
     /// An empty ledger that begins now; failures name `peer`.
@@ -95,103 +95,103 @@ impl Ledger {
         Self {
             begin: Instant::now(),
             summary: Summary::default(),
-            over: HashSet::new(),
-            told: HashSet::new(),
+            finished: HashSet::new(),
+            reported: HashSet::new(),
             faults: HashMap::new(),
-            left: HashMap::new(),
-            held_back: None,
+            unfinished: HashMap::new(),
+            no_space: None,
             peer: peer.into(),
         }
     }
 
     /// Notes that a change of a mirror is reported; whether that is the first time.
-    pub fn is_news(&mut self, item: Item) -> bool {
-        !self.over.contains(&item) && self.told.insert(item)
+    pub fn is_first_report(&mut self, item: ItemKey) -> bool {
+        !self.finished.contains(&item) && self.reported.insert(item)
     }
 
     /// Why an item failed. The causes of 65,536 failures are kept; past that, an item that is over
     /// counts as failed.
-    pub fn fault_of(&self, item: Item) -> Option<Fault> {
+    pub fn fault_of(&self, item: ItemKey) -> Option<Fault> {
         let unsure = || {
-            let over = self.faults.len() >= FAULTS_MAX && self.over.contains(&item);
+            let finished = self.faults.len() >= FAULTS_MAX && self.finished.contains(&item);
             let text =
                 || format!("more than {FAULTS_MAX} failed, perhaps the file this is a name of");
-            over.then(|| Fault::new(Code::Limit, text()))
+            finished.then(|| Fault::new(Code::Limit, text()))
         };
         self.faults.get(&item).cloned().or_else(unsure)
     }
 
     /// Whether an item is done, skipped, or has failed for good.
-    pub fn is_over(&self, item: Item) -> bool {
-        self.over.contains(&item)
+    pub fn is_finished(&self, item: ItemKey) -> bool {
+        self.finished.contains(&item)
     }
 
     /// How many items are done, skipped, or have failed for good.
-    pub fn over_count(&self) -> u64 {
-        self.over.len() as u64
+    pub fn finished_count(&self) -> u64 {
+        self.finished.len() as u64
     }
 
     /// Whether an earlier session of this copy had begun it.
-    pub(crate) fn was_begun(&self, item: Item) -> bool {
-        self.left.get(&item).is_some_and(|left| left.begun)
+    pub(crate) fn was_started(&self, item: ItemKey) -> bool {
+        self.unfinished.get(&item).is_some_and(|unfinished| unfinished.started)
     }
 
     /// A file is done.
-    pub(crate) fn done(&mut self, item: Item, bytes: u64) {
-        self.left.remove(&item);
-        self.told.remove(&item);
-        if self.over.insert(item) {
+    pub(crate) fn done(&mut self, item: ItemKey, bytes: u64) {
+        self.unfinished.remove(&item);
+        self.reported.remove(&item);
+        if self.finished.insert(item) {
             self.summary.files += 1;
             self.summary.bytes += bytes;
         }
     }
 
     /// Forgets that a file is done: the tree it was in is gone, so it is copied and counted again.
-    pub fn again(&mut self, item: Item, bytes: u64) {
-        if self.fault_of(item).is_none() && self.over.remove(&item) {
+    pub fn forget_done(&mut self, item: ItemKey, bytes: u64) {
+        if self.fault_of(item).is_none() && self.finished.remove(&item) {
             self.summary.files = self.summary.files.saturating_sub(1);
             self.summary.bytes = self.summary.bytes.saturating_sub(bytes);
         }
     }
 
     /// Keeps items that fail for lack of space apart from now on, because deletes may free some.
-    pub fn hold_back(&mut self) {
-        self.held_back = Some(Spool::default());
+    pub fn defer_no_space(&mut self) {
+        self.no_space = Some(Spool::default());
     }
 
     /// How many items are kept apart for lack of space.
-    pub fn held_back(&self) -> u64 {
-        self.held_back.as_ref().map_or(0, Spool::count)
+    pub fn no_space_count(&self) -> u64 {
+        self.no_space.as_ref().map_or(0, Spool::count)
     }
 
     /// Leaves the items kept apart for lack of space to the next session.
-    pub fn leave_held_back(&mut self) {
-        let Some(mut held_back) = self.held_back.take() else { return };
-        while let Ok(page) = held_back.take_first()
+    pub fn note_no_space_unfinished(&mut self) {
+        let Some(mut no_space) = self.no_space.take() else { return };
+        while let Ok(page) = no_space.take_first()
             && !page.is_empty()
         {
-            page.into_iter().for_each(|(item, label, _)| self.leave(item, label, true));
+            page.into_iter().for_each(|(item, label, _)| self.note_unfinished(item, label, true));
         }
     }
 
     /// Returns the items kept apart for lack of space. From now on such an item has failed.
-    pub fn release_held_back(&mut self) -> Option<Spool<HeldBack>> {
-        self.held_back.take()
+    pub fn take_no_space(&mut self) -> Option<Spool<NoSpaceFailure>> {
+        self.no_space.take()
     }
 
     /// Something failed for good; says how to tell it, if it was not told before.
-    pub(crate) fn failed(&mut self, item: Item, path: String, fault: Fault) -> Option<Failure> {
-        if let Some(held_back) = &mut self.held_back
+    pub(crate) fn failed(&mut self, item: ItemKey, path: String, fault: Fault) -> Option<Failure> {
+        if let Some(no_space) = &mut self.no_space
             && fault.code == Code::NoSpace
-            && !self.over.contains(&item)
-            && held_back.push(&(item, path.clone(), fault.clone())).is_ok()
+            && !self.finished.contains(&item)
+            && no_space.push(&(item, path.clone(), fault.clone())).is_ok()
         {
-            self.left.remove(&item);
+            self.unfinished.remove(&item);
             return None;
         }
-        self.left.remove(&item);
-        self.told.remove(&item);
-        if !self.over.insert(item) {
+        self.unfinished.remove(&item);
+        self.reported.remove(&item);
+        if !self.finished.insert(item) {
             return None;
         }
         if self.faults.len() < FAULTS_MAX {
@@ -203,17 +203,17 @@ impl Ledger {
     }
 
     /// Something is left alone; says whether this is news.
-    pub(crate) fn skipped(&mut self, item: Item) -> bool {
-        self.left.remove(&item);
-        let news = self.over.insert(item);
+    pub(crate) fn skipped(&mut self, item: ItemKey) -> bool {
+        self.unfinished.remove(&item);
+        let news = self.finished.insert(item);
         self.summary.skipped += u64::from(news);
         news
     }
 
     /// Something would be copied; says whether this is news.
-    pub(crate) fn planned(&mut self, item: Item, planned: &Planned) -> bool {
-        self.left.remove(&item);
-        let news = self.over.insert(item);
+    pub(crate) fn planned(&mut self, item: ItemKey, planned: &Planned) -> bool {
+        self.unfinished.remove(&item);
+        let news = self.finished.insert(item);
         if news {
             self.summary.files += u64::from(planned.kind == EntryKind::File);
             self.summary.bytes = self.summary.bytes.saturating_add(planned.bytes);
@@ -221,36 +221,38 @@ impl Ledger {
         news
     }
 
-    /// Notes an item that is unfinished at the end of its session; `begun` if data was written.
-    pub fn leave(&mut self, item: Item, label: String, begun: bool) {
-        if self.over.contains(&item) {
+    /// Notes an item that is unfinished at the end of its session; `started` if data was written.
+    pub fn note_unfinished(&mut self, item: ItemKey, label: String, started: bool) {
+        if self.finished.contains(&item) {
             return;
         }
-        let full = self.left.len() >= LEFT_MAX;
-        if let Some(left) = self.left.get_mut(&item) {
-            left.begun |= begun;
+        let full = self.unfinished.len() >= UNFINISHED_MAX;
+        if let Some(unfinished) = self.unfinished.get_mut(&item) {
+            unfinished.started |= started;
         } else if !full {
-            self.left.insert(item, Left { label, begun });
+            self.unfinished.insert(item, UnfinishedItem { label, started });
         }
     }
 
     /// A folder or link is made, or has its metadata.
-    pub(crate) fn made(&mut self, item: Item) {
-        self.left.remove(&item);
+    pub(crate) fn made(&mut self, item: ItemKey) {
+        self.unfinished.remove(&item);
     }
 
     /// Notes that the walk of tree `work` is complete.
-    pub fn looked_at(&mut self, work: u32) {
-        self.left.remove(&Item::rest(work));
+    pub fn scan_finished(&mut self, work: u32) {
+        self.unfinished.remove(&ItemKey::unscanned(work));
     }
 
     /// Fails all unfinished items with `fault`, because no session follows. Returns them by name, each
     /// once.
-    pub fn give_up(&mut self, fault: &Fault) -> Vec<Failure> {
-        let mut left: Vec<_> = std::mem::take(&mut self.left).into_iter().collect();
-        left.sort_by(|(_, a), (_, b)| a.label.cmp(&b.label));
-        let failures = left.into_iter();
-        failures.filter_map(|(item, left)| self.failed(item, left.label, fault.clone())).collect()
+    pub fn fail_unfinished(&mut self, fault: &Fault) -> Vec<Failure> {
+        let mut unfinished: Vec<_> = std::mem::take(&mut self.unfinished).into_iter().collect();
+        unfinished.sort_by(|(_, a), (_, b)| a.label.cmp(&b.label));
+        let failures = unfinished.into_iter();
+        failures
+            .filter_map(|(item, unfinished)| self.failed(item, unfinished.label, fault.clone()))
+            .collect()
     }
 }
 
@@ -266,15 +268,15 @@ mod tests {
     fn names_that_look_alike_are_different_items() {
         let (a, b) = (path(b"x\xff"), path(b"x\xfe"));
         assert_eq!(a.to_string(), b.to_string(), "both are shown with a replacement");
-        assert_ne!(Item::new(0, &a), Item::new(0, &b));
-        assert_ne!(Item::new(0, &a), Item::new(1, &a), "another source of the same command");
-        assert_ne!(Item::new(0, &WirePath::root()), Item::rest(0));
+        assert_ne!(ItemKey::new(0, &a), ItemKey::new(0, &b));
+        assert_ne!(ItemKey::new(0, &a), ItemKey::new(1, &a), "another source of the same command");
+        assert_ne!(ItemKey::new(0, &WirePath::root()), ItemKey::unscanned(0));
     }
 
     #[test]
     fn nothing_is_counted_or_told_twice() {
         let mut ledger = Ledger::new("host:1");
-        let (a, b) = (Item::new(0, &path(b"a")), Item::new(0, &path(b"b")));
+        let (a, b) = (ItemKey::new(0, &path(b"a")), ItemKey::new(0, &path(b"b")));
         let fault = Fault::new(Code::NotFound, "gone");
         ledger.done(a, 5);
         ledger.done(a, 5);
@@ -283,9 +285,9 @@ mod tests {
         assert!(ledger.failed(b, "b".into(), fault).is_none());
         let Summary { files, failed, bytes, .. } = ledger.summary;
         assert_eq!((files, failed, bytes), (1, 1, 5));
-        ledger.again(a, 5);
-        ledger.again(b, 5);
-        assert!(!ledger.is_over(a) && ledger.is_over(b), "what failed is not tried again");
+        ledger.forget_done(a, 5);
+        ledger.forget_done(b, 5);
+        assert!(!ledger.is_finished(a) && ledger.is_finished(b), "what failed is not tried again");
         ledger.done(a, 5);
         assert_eq!((ledger.summary.files, ledger.summary.bytes), (1, 5));
     }
@@ -293,11 +295,14 @@ mod tests {
     #[test]
     fn a_change_is_told_once_and_what_failed_is_known_by_its_cause() {
         let mut ledger = Ledger::new("host:1");
-        let items = [b"a", b"b"].map(|name| Item::new(0, &path(name)));
-        assert!(ledger.is_news(items[0]) && !ledger.is_news(items[0]));
+        let items = [b"a", b"b"].map(|name| ItemKey::new(0, &path(name)));
+        assert!(ledger.is_first_report(items[0]) && !ledger.is_first_report(items[0]));
         ledger.done(items[0], 1);
-        assert!(!ledger.is_news(items[0]), "it is over");
-        assert!(ledger.is_news(Item::gone(0, &path(b"a"))), "that it is gone is other news");
+        assert!(!ledger.is_first_report(items[0]), "it is over");
+        assert!(
+            ledger.is_first_report(ItemKey::deletion(0, &path(b"a"))),
+            "that it is gone is other news"
+        );
         assert_eq!(ledger.fault_of(items[0]), None);
         let fault = Fault::new(Code::Denied, "no");
         ledger.failed(items[1], "b".into(), fault.clone());
@@ -307,17 +312,17 @@ mod tests {
     #[test]
     fn what_is_left_fails_once_and_only_if_no_session_finished_it() {
         let mut ledger = Ledger::new("host:1");
-        let items = [b"a", b"b", b"c"].map(|name| Item::new(0, &path(name)));
-        ledger.leave(items[2], "c".into(), false);
-        ledger.leave(items[0], "a".into(), true);
-        ledger.leave(items[1], "b".into(), true);
-        ledger.leave(items[0], "a".into(), false);
-        assert!(ledger.was_begun(items[0]) && !ledger.was_begun(items[2]));
+        let items = [b"a", b"b", b"c"].map(|name| ItemKey::new(0, &path(name)));
+        ledger.note_unfinished(items[2], "c".into(), false);
+        ledger.note_unfinished(items[0], "a".into(), true);
+        ledger.note_unfinished(items[1], "b".into(), true);
+        ledger.note_unfinished(items[0], "a".into(), false);
+        assert!(ledger.was_started(items[0]) && !ledger.was_started(items[2]));
         ledger.done(items[1], 1);
-        ledger.leave(items[1], "b".into(), true);
+        ledger.note_unfinished(items[1], "b".into(), true);
         let fault = Fault::new(Code::LinkLost, "lost");
-        let told: Vec<_> = ledger.give_up(&fault).into_iter().map(|f| f.path).collect();
-        assert_eq!(told, ["a", "c"]);
-        assert!(ledger.give_up(&fault).is_empty());
+        let reported: Vec<_> = ledger.fail_unfinished(&fault).into_iter().map(|f| f.path).collect();
+        assert_eq!(reported, ["a", "c"]);
+        assert!(ledger.fail_unfinished(&fault).is_empty());
     }
 }

@@ -42,16 +42,16 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 pub struct Links {
     up: HashSet<LinkId>,
     /// Asked for, or on the way back.
-    coming: HashSet<LinkId>,
+    connecting: HashSet<LinkId>,
     /// Asked for and not answered, and whether a queue pair was offered.
-    asked: HashMap<LinkId, bool>,
+    unanswered: HashMap<LinkId, bool>,
     /// The server's rail of links that are being made.
-    rails: HashMap<LinkId, u16>,
+    server_rails: HashMap<LinkId, u16>,
     /// Given up, to be made anew on a better rail.
     moving: Option<LinkId>,
     /// The machine that reads has slots without links.
-    pretended: bool,
-    losses_in_a_row: u32,
+    virtual_links: bool,
+    consecutive_losses: u32,
     /// How many links broke so far; those moved to a better port do not count.
     pub lost: u64,
     /// What links run over, and ran over before; `None` until one is up.
@@ -65,7 +65,7 @@ impl Links {
     }
 
     /// Notes what a new link runs over: what follows on what, several ports of a kind together.
-    fn carried_by(&mut self, transport: &str) {
+    fn note_transport(&mut self, transport: &str) {
         let Some(known) = &mut self.transport else {
             self.transport = Some(transport.to_owned());
             return;
@@ -87,21 +87,21 @@ impl Links {
 
 impl Engine {
     /// A read over a link ended; one that landed shows that its link works.
-    pub(crate) fn used(&mut self, link: LinkId, outcome: &Outcome) {
+    pub(crate) fn note_fetch(&mut self, link: LinkId, outcome: &Outcome) {
         if matches!(outcome, Outcome::Landed(_)) {
-            self.clock.heard();
-            self.links.losses_in_a_row = 0;
+            self.clock.received();
+            self.links.consecutive_losses = 0;
             self.carrier.carried(link);
         }
     }
 
     /// The server answered; one that says a chunk is stored shows that the link it came over
     /// works. That it was posted does not.
-    pub(crate) fn stored(&mut self, reply: &WriteReply) {
+    pub(crate) fn note_stored_chunks(&mut self, reply: &WriteReply) {
         let WriteReply::Granted { verdicts, .. } = reply else { return };
         for (tag, _) in verdicts.iter().filter(|(_, all)| all.contains(&Verdict::Stored)) {
             if let Some(link) = self.write.link_of(*tag) {
-                self.links.losses_in_a_row = 0;
+                self.links.consecutive_losses = 0;
                 self.carrier.carried(link);
             }
         }
@@ -109,7 +109,7 @@ impl Engine {
 
     /// Asks the server for all links, unless some are up or on the way.
     pub fn attach_links(&mut self) {
-        if self.links.up.is_empty() && self.links.coming.is_empty() {
+        if self.links.up.is_empty() && self.links.connecting.is_empty() {
             for index in 0..self.streams {
                 self.attach(LinkId { index, epoch: 0 });
             }
@@ -117,8 +117,8 @@ impl Engine {
     }
 
     /// Gives the machine that reads its slots without links, which a comparison of files needs not.
-    pub fn pretend_links(&mut self) {
-        self.links.pretended = true;
+    pub fn add_virtual_links(&mut self) {
+        self.links.virtual_links = true;
         for index in 0..self.streams {
             self.read.link_up(LinkId { index, epoch: 0 });
         }
@@ -126,12 +126,12 @@ impl Engine {
 
     /// A machine gives up a link whose work takes too long.
     pub(crate) fn drop_link(&mut self, link: LinkId) {
-        if !self.links.pretended {
-            return self.tell(link, Command::Drop(link));
+        if !self.links.virtual_links {
+            return self.send_command(link, Command::Drop(link));
         }
         let seconds = self.options.timeout.as_secs();
         let text = format!("reading a chunk on this machine took longer than {seconds} s");
-        self.broke(Fault::new(Code::TimedOut, text));
+        self.fail_session(Fault::new(Code::TimedOut, text));
     }
 
     /// Makes or tries a link on the blocking pool.
@@ -142,25 +142,25 @@ impl Engine {
     }
 
     pub(crate) fn attach(&mut self, link: LinkId) {
-        self.links.coming.insert(link);
+        self.links.connecting.insert(link);
         match self.carrier.offer(link, self.now()) {
             Ok(offer) => {
-                self.links.asked.insert(link, matches!(offer, LinkOffer::Verbs { .. }));
+                self.links.unanswered.insert(link, matches!(offer, LinkOffer::Verbs { .. }));
                 self.send(ClientMessage::Attach { link, offer });
             }
             // Not a lost link, which would be tried again: it would be refused again.
-            Err(error) => self.broke(Fault::new(Code::Limit, error.to_string())),
+            Err(error) => self.fail_session(Fault::new(Code::Limit, error.to_string())),
         }
     }
 
     pub(crate) fn attached(&mut self, link: LinkId, answer: Result<LinkAnswer, Fault>) {
-        match (self.links.asked.remove(&link), &answer) {
+        match (self.links.unanswered.remove(&link), &answer) {
             // That data may no more move over it is told of a link that is up.
             (None, Err(fault)) if fault.code == Code::Denied => {}
             // One link would be two, and nothing would bound how many.
-            (None, _) => return self.unasked("a link"),
+            (None, _) => return self.protocol_violation("a link"),
             (Some(true), Ok(LinkAnswer::Tcp { .. } | LinkAnswer::Sim { .. })) => {
-                return self.unasked("a link without a device");
+                return self.protocol_violation("a link without a device");
             }
             (Some(_), _) => {}
         }
@@ -188,12 +188,12 @@ impl Engine {
             // More queue pairs than the server gives one client: those there are will do.
             Err(fault) if fault.code == Code::Limit && self.has_others(link) => {
                 tracing::debug!(?link, fault = fault.text, "link refused");
-                self.links.coming.remove(&link);
-                self.carrier.leave(link);
+                self.links.connecting.remove(&link);
+                self.carrier.remove_link(link);
             }
             Err(fault) if fault.code == Code::Denied && self.carrier.is_verbs() => {
-                self.carrier.bar(link, &format!("the server: {}", fault.text));
-                self.leave_barred(link);
+                self.carrier.forbid(link, &format!("the server: {}", fault.text));
+                self.drop_forbidden_link(link);
             }
             Err(fault) if self.carrier.is_verbs() => {
                 self.fall_back(link, &format!("the server: {}", fault.text));
@@ -205,7 +205,7 @@ impl Engine {
     /// Connects inside TLS, to the server that this session is with and no other.
     fn join_sealed(&mut self, link: LinkId, SealedAnswer { secret, reason }: SealedAnswer) {
         if let Err(error) = self.carrier.seal(&reason) {
-            return self.broke(Fault::new(Code::Denied, error.to_string()));
+            return self.fail_session(Fault::new(Code::Denied, error.to_string()));
         }
         let (address, server, time) = (self.address, self.server, self.options.timeout);
         let events = self.events.clone();
@@ -224,7 +224,7 @@ impl Engine {
     fn prove(&mut self, link: LinkId, rail: u16, address: &[u8]) {
         match self.carrier.connect(link, address) {
             Ok(unproven) => {
-                self.links.rails.insert(link, rail);
+                self.links.server_rails.insert(link, rail);
                 self.link_job(move || match unproven.prove() {
                     Ok(made) => WorkerEvent::LinkMade { link, made: Ok(made) },
                     Err(error) => WorkerEvent::LinkUnproven { link, error },
@@ -237,16 +237,18 @@ impl Engine {
 
     /// The server does not let data move over a link: one that is up is ended here too, one that
     /// is being tried will fail at that, and one that was asked for is asked for anew.
-    fn leave_barred(&mut self, link: LinkId) {
+    fn drop_forbidden_link(&mut self, link: LinkId) {
         if self.links.up.contains(&link) {
-            self.tell(link, Command::Drop(link));
-        } else if self.links.coming.contains(&link) && !self.links.rails.contains_key(&link) {
-            self.attach_again(link);
+            self.send_command(link, Command::Drop(link));
+        } else if self.links.connecting.contains(&link)
+            && !self.links.server_rails.contains_key(&link)
+        {
+            self.reattach(link);
         }
     }
 
     fn has_others(&self, link: LinkId) -> bool {
-        !self.links.up.is_empty() || self.links.coming.iter().any(|it| *it != link)
+        !self.links.up.is_empty() || self.links.connecting.iter().any(|it| *it != link)
     }
 
     /// A link was made and carries nothing.
@@ -261,28 +263,28 @@ impl Engine {
     /// TCP. Links of the rail that still work are left to.
     fn fall_back(&mut self, link: LinkId, reason: &str) {
         self.carrier.fail(link, reason, self.now());
-        self.attach_again(link);
+        self.reattach(link);
     }
 
-    fn attach_again(&mut self, link: LinkId) {
-        self.links.coming.remove(&link);
-        self.links.rails.remove(&link);
+    fn reattach(&mut self, link: LinkId) {
+        self.links.connecting.remove(&link);
+        self.links.server_rails.remove(&link);
         let Some(epoch) = link.epoch.checked_add(1) else {
-            return self.broke(Fault::new(Code::LinkLost, "a link was lost too often"));
+            return self.fail_session(Fault::new(Code::LinkLost, "a link was lost too often"));
         };
         self.attach(LinkId { epoch, ..link });
     }
 
     /// Moves one link back to a port that works again: drops it, and makes it anew there. Does nothing
     /// while a link is being made.
-    pub fn go_back(&mut self) {
-        if self.links.moving.is_some() || !self.links.coming.is_empty() {
+    pub fn move_links_to_preferred_port(&mut self) {
+        if self.links.moving.is_some() || !self.links.connecting.is_empty() {
             return;
         }
         let now = self.now();
         if let Some(link) = self.carrier.misplaced(self.links.up.iter().copied(), now) {
             self.links.moving = Some(link);
-            self.tell(link, Command::Drop(link));
+            self.send_command(link, Command::Drop(link));
         }
     }
 
@@ -291,16 +293,16 @@ impl Engine {
             Ok(link) => link,
             Err(error) => {
                 tracing::debug!(?id, %error, "link not made");
-                return self.revive(id, &error.to_string());
+                return self.reconnect_later(id, &error.to_string());
             }
         };
-        self.links.coming.remove(&id);
+        self.links.connecting.remove(&id);
         self.links.up.insert(id);
-        self.links.carried_by(link.transport());
+        self.links.note_transport(link.transport());
         self.carrier.proven(id);
         let chunk_bytes = self.options.connect.chunk_bytes as usize;
-        self.tell(id, Command::Adopt { id, link, slots: READS_PER_LINK, chunk_bytes });
-        self.read.link_up_on(id, self.links.rails.remove(&id).unwrap_or(0));
+        self.send_command(id, Command::Adopt { id, link, slots: READS_PER_LINK, chunk_bytes });
+        self.read.link_up_on(id, self.links.server_rails.remove(&id).unwrap_or(0));
         self.write.link_up(id);
     }
 
@@ -313,33 +315,33 @@ impl Engine {
         self.write.link_down(id, now);
         self.send(ClientMessage::Fence { link: id });
         if self.links.moving.take_if(|moving| *moving == id).is_some() {
-            self.carrier.leave(id);
-            return self.attach_again(id);
+            self.carrier.remove_link(id);
+            return self.reattach(id);
         }
         self.links.lost += 1;
-        self.revive(id, &error.with_hint());
+        self.reconnect_later(id, &error.with_hint());
     }
 
     /// Asks for the link's next epoch after a pause, or gives up.
-    fn revive(&mut self, id: LinkId, cause: &str) {
-        self.links.coming.remove(&id);
-        self.links.losses_in_a_row += 1;
-        self.links.rails.remove(&id);
+    fn reconnect_later(&mut self, id: LinkId, cause: &str) {
+        self.links.connecting.remove(&id);
+        self.links.consecutive_losses += 1;
+        self.links.server_rails.remove(&id);
         let losses_max = DEVICE_LOSSES_PER_STREAM_MAX * usize::from(self.streams);
         if self.carrier.lost(id, losses_max, cause, self.now()) {
-            self.links.losses_in_a_row = 0;
-            return self.attach_again(id);
+            self.links.consecutive_losses = 0;
+            return self.reattach(id);
         }
-        if self.links.losses_in_a_row > LOSSES_MAX && !self.carrier.has_rail() {
+        if self.links.consecutive_losses > LOSSES_MAX && !self.carrier.has_rail() {
             let text = format!("links keep dying: {cause}");
-            return self.broke(Fault::new(Code::LinkLost, text));
+            return self.fail_session(Fault::new(Code::LinkLost, text));
         }
         let Some(epoch) = id.epoch.checked_add(1) else {
-            return self.broke(Fault::new(Code::LinkLost, "a link was lost too often"));
+            return self.fail_session(Fault::new(Code::LinkLost, "a link was lost too often"));
         };
         let link = LinkId { epoch, ..id };
-        self.links.coming.insert(link);
-        let doublings = self.links.losses_in_a_row.min(16);
+        self.links.connecting.insert(link);
+        let doublings = self.links.consecutive_losses.min(16);
         let pause = PAUSE_MIN.saturating_mul(1 << doublings).min(PAUSE_MAX);
         let events = self.events.clone();
         tokio::spawn(async move {
@@ -351,10 +353,10 @@ impl Engine {
 
     fn link_refused(&mut self, id: LinkId, cause: &str) {
         tracing::warn!(?id, cause, "link refused");
-        self.links.coming.remove(&id);
-        if self.links.up.is_empty() && self.links.coming.is_empty() {
+        self.links.connecting.remove(&id);
+        if self.links.up.is_empty() && self.links.connecting.is_empty() {
             let text = format!("the server makes no link: {cause}");
-            self.broke(Fault::new(Code::LinkLost, text));
+            self.fail_session(Fault::new(Code::LinkLost, text));
         }
     }
 }
@@ -367,16 +369,16 @@ mod tests {
     fn what_carried_the_links_is_told_in_order_and_ports_together() {
         let mut links = Links::default();
         for transport in ["verbs rxe0/1", "verbs rxe1/1", "verbs rxe0/1", "tcp", "tcp"] {
-            links.carried_by(transport);
+            links.note_transport(transport);
         }
         assert_eq!(links.transport.as_deref(), Some("verbs rxe0/1, rxe1/1, then tcp"));
-        links.carried_by("verbs rxe1/1");
-        links.carried_by("verbs rxe1/1");
+        links.note_transport("verbs rxe1/1");
+        links.note_transport("verbs rxe1/1");
         let told = "verbs rxe0/1, rxe1/1, then tcp, then verbs rxe1/1";
         assert_eq!(links.transport.as_deref(), Some(told));
         for _ in 0..100 {
-            links.carried_by("tcp");
-            links.carried_by("verbs rxe1/1");
+            links.note_transport("tcp");
+            links.note_transport("verbs rxe1/1");
         }
         assert!(links.transport.is_some_and(|told| told.len() < 200), "it grows without end");
     }

@@ -35,16 +35,16 @@ use crate::connection::fd_budget::FdBudget;
 use crate::connection::links::Links;
 use crate::connection::options::SessionOptions;
 use crate::connection::outcomes::Outcomes;
-use crate::connection::rate_limit::Pace;
-use crate::connection::receive::Landing;
-use crate::connection::silence::Step;
+use crate::connection::rate_limit::RateLimiter;
+use crate::connection::receive::ChunkTarget;
+use crate::connection::silence::SilenceStep;
 use crate::connection::transport::Carrier;
 use crate::connection::worker::{ClientWorker, Command};
 use crate::local_io::counters::Stats;
-use crate::local_io::endpoint::Goal;
-use crate::local_io::range_buffer::PartBuffer;
+use crate::local_io::endpoint::DataSink;
+use crate::local_io::range_buffer::RangeBuffer;
 use crate::local_io::waker::Waker;
-use crate::model::copy_policy::Rules;
+use crate::model::copy_policy::CopyPolicy;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -79,7 +79,7 @@ const SHORT_SILENCE_MAX: Duration = Duration::from_millis(100);
 /// send, and the outcomes of files. Lives as long as its session, whose task alone calls it.
 pub struct Engine {
     options: SessionOptions,
-    rules: Arc<Rules>,
+    policy: Arc<CopyPolicy>,
     peer: String,
     server: Fingerprint,
     /// The version of the protocol that both speak.
@@ -88,7 +88,7 @@ pub struct Engine {
     request: String,
     address: SocketAddr,
     /// Commands that wait for their time, where the rate is limited.
-    pace: Option<Pace<(LinkId, Command)>>,
+    rate_limiter: Option<RateLimiter<(LinkId, Command)>>,
     events: mpsc::Sender<WorkerEvent>,
     waker: Waker,
     /// Threads that own the links; a link always belongs to the same one.
@@ -140,7 +140,7 @@ impl Engine {
             version: connection.version,
             request: connection.request.clone(),
             address: connection.peer,
-            pace: options.bytes_per_second.map(Pace::new),
+            rate_limiter: options.bytes_per_second.map(RateLimiter::new),
             events: sender,
             waker: Waker::default(),
             workers,
@@ -158,22 +158,22 @@ impl Engine {
             clock: Clock::new(Instant::now()),
             hashing: 0,
             broken: None,
-            rules: Arc::default(),
+            policy: Arc::default(),
             options,
         };
         Ok((engine, events))
     }
 
     /// Sets the rules of the work that follows: what is copied, replaced or left out.
-    pub fn obey(&mut self, rules: Rules) {
-        self.outcomes.replace(rules.over());
-        self.rules = Arc::new(rules);
+    pub fn set_policy(&mut self, policy: CopyPolicy) {
+        self.outcomes.set_overwrite(policy.overwrite());
+        self.policy = Arc::new(policy);
     }
 
-    /// The rules of the work; the default ones until [`Engine::obey`].
+    /// The rules of the work; the default ones until [`Engine::set_policy`].
     #[inline]
-    pub fn rules(&self) -> &Arc<Rules> {
-        &self.rules
+    pub fn policy(&self) -> &Arc<CopyPolicy> {
+        &self.policy
     }
 
     /// The options of the session, with the chunk size that was chosen for its transport.
@@ -250,8 +250,8 @@ impl Engine {
 
     /// The time at which the session last woke. Reads no clock.
     #[inline]
-    pub fn moment(&self) -> Instant {
-        self.clock.moment()
+    pub fn woken_at(&self) -> Instant {
+        self.clock.woken_at()
     }
 
     /// The outcomes of files, counted and waiting for the observer.
@@ -275,7 +275,7 @@ impl Engine {
     /// Allots the id of a request, and restarts the count of the server's silence: the caller sends
     /// the request at once.
     pub fn request(&mut self) -> u32 {
-        self.clock.asked();
+        self.clock.request_sent();
         self.next_request += 1;
         self.next_request
     }
@@ -297,24 +297,24 @@ impl Engine {
     }
 
     /// Ends the session with this fault, unless an earlier fault has ended it.
-    pub fn broke(&mut self, fault: Fault) {
+    pub fn fail_session(&mut self, fault: Fault) {
         self.broken.get_or_insert(fault);
     }
 
     /// Ends the session because the server answered a request that was never sent: `what` says
     /// with which answer.
-    pub fn unasked(&mut self, what: &str) {
+    pub fn protocol_violation(&mut self, what: &str) {
         let text = format!("the server told of {what}, and nobody had asked for that");
-        self.broke(Fault::new(Code::Protocol, text));
+        self.fail_session(Fault::new(Code::Protocol, text));
     }
 
     /// The fault that ended the session.
-    pub fn broken(&self) -> Option<&Fault> {
+    pub fn session_fault(&self) -> Option<&Fault> {
         self.broken.as_ref()
     }
 
     /// Replaces the fault that ended the session; `None` lets it continue.
-    pub fn set_broken(&mut self, broken: Option<Fault>) {
+    pub fn set_session_fault(&mut self, broken: Option<Fault>) {
         self.broken = broken;
     }
 
@@ -343,7 +343,7 @@ impl Engine {
         let now = self.now();
         let deadlines = self.read.deadline().into_iter().chain(self.write.deadline());
         let wait = deadlines.min().map_or(TURN_MAX, |at| at.saturating_sub(now));
-        let paced = self.pace.as_ref().and_then(|pace| pace.wait(now));
+        let paced = self.rate_limiter.as_ref().and_then(|rate_limiter| rate_limiter.wait(now));
         let wait = paced.map_or(wait, |paced| wait.min(paced));
         // A deadline that has passed was acted on: look again soon, but do not spin.
         wait.clamp(Duration::from_millis(1), TURN_MAX)
@@ -351,7 +351,7 @@ impl Engine {
 
     /// Bytes that this session moved: verified bytes without those an earlier session left.
     pub fn moved_bytes(&self) -> u64 {
-        self.stats.bytes.load(Ordering::Relaxed) - self.outcomes.found_bytes()
+        self.stats.bytes.load(Ordering::Relaxed) - self.outcomes.already_present_bytes()
     }
 
     /// Has both machines act on deadlines that have passed.
@@ -371,7 +371,7 @@ impl Engine {
             match self.read.next_effect()? {
                 read::ClientEffect::Send(request) => self.send(ClientMessage::Read(request)),
                 read::ClientEffect::DropLink { link } => self.drop_link(link),
-                read::ClientEffect::Broken(fault) => self.broke(fault),
+                read::ClientEffect::Broken(fault) => self.fail_session(fault),
                 effect => return Some(effect),
             }
         }
@@ -383,46 +383,48 @@ impl Engine {
             match self.write.next_effect()? {
                 write::ClientEffect::Send(request) => self.send(ClientMessage::Write(request)),
                 write::ClientEffect::DropLink { link } => self.drop_link(link),
-                write::ClientEffect::Broken(fault) => self.broke(fault),
+                write::ClientEffect::Broken(fault) => self.fail_session(fault),
                 effect => return Some(effect),
             }
         }
     }
 
     /// Sends a command to the worker of a link.
-    pub(crate) fn tell(&mut self, link: LinkId, command: Command) {
+    pub(crate) fn send_command(&mut self, link: LinkId, command: Command) {
         let worker = usize::from(link.index) % self.workers.len();
         if let Err(error) = self.workers[worker].send(command) {
-            self.broke(Fault::new(Code::Limit, error.to_string()));
+            self.fail_session(Fault::new(Code::Limit, error.to_string()));
         }
     }
 
     /// The same of a command that moves data, when the rate allows it.
-    pub(crate) fn tell_paced(&mut self, link: LinkId, bytes: u64, command: Command) {
-        match &mut self.pace {
-            Some(pace) => pace.push(bytes, (link, command)),
-            None => self.tell(link, command),
+    pub(crate) fn send_paced(&mut self, link: LinkId, bytes: u64, command: Command) {
+        match &mut self.rate_limiter {
+            Some(rate_limiter) => rate_limiter.push(bytes, (link, command)),
+            None => self.send_command(link, command),
         }
     }
 
     /// Has a worker read a chunk into ranges in memory; `part_of` names the range of each piece. The
     /// command waits for the rate limit.
-    pub fn fetch_parts(&mut self, fetch: Fetch, part_of: impl Fn(&Piece) -> Arc<PartBuffer>) {
-        let landing = |piece: &Piece| {
+    pub fn fetch_parts(&mut self, fetch: Fetch, part_of: impl Fn(&Piece) -> Arc<RangeBuffer>) {
+        let target = |piece: &Piece| {
             let part = part_of(piece);
-            Landing { size: part.part.size, goal: Goal::Part(part) }
+            ChunkTarget { size: part.part.size, sink: DataSink::Part(part) }
         };
-        let landings = fetch.chunk.pieces.iter().map(landing).collect();
+        let targets = fetch.chunk.pieces.iter().map(target).collect();
         let (link, bytes) = (fetch.link, u64::from(fetch.chunk.bytes));
-        self.tell_paced(link, bytes, Command::Fetch(fetch, landings));
+        self.send_paced(link, bytes, Command::Fetch(fetch, targets));
     }
 
     /// Sends the delayed commands that the rate limit allows by now, urgent ones first.
     pub fn release_paced(&mut self) {
         let now = self.now();
         let urgent = |(_, command): &(LinkId, Command)| command.is_urgent();
-        while let Some((link, command)) = self.pace.as_mut().and_then(|it| it.pop(now, urgent)) {
-            self.tell(link, command);
+        while let Some((link, command)) =
+            self.rate_limiter.as_mut().and_then(|it| it.pop(now, urgent))
+        {
+            self.send_command(link, command);
         }
     }
 
@@ -430,12 +432,15 @@ impl Engine {
     pub fn event(&mut self, event: WorkerEvent) {
         let now = self.now();
         match event {
-            WorkerEvent::Fetched { link, slot, outcome, spared_bytes } => {
-                match spared_bytes {
-                    0 => self.used(link, &outcome),
-                    bytes => self.pace.iter_mut().for_each(|pace| pace.spare(bytes)),
+            WorkerEvent::Fetched { link, slot, outcome, basis_bytes } => {
+                match basis_bytes {
+                    0 => self.note_fetch(link, &outcome),
+                    bytes => self
+                        .rate_limiter
+                        .iter_mut()
+                        .for_each(|rate_limiter| rate_limiter.refund(bytes)),
                 }
-                self.clock.answered();
+                self.clock.reply_received();
                 self.read.fetched(link, slot, outcome, now);
             }
             WorkerEvent::Posted { tag, posted } => self.write.posted(tag, posted, now),
@@ -444,21 +449,21 @@ impl Engine {
             WorkerEvent::LinkUnproven { link, error } => self.link_unproven(link, &error),
             WorkerEvent::LinkWanted { link } => self.attach(link),
             WorkerEvent::WorkerFailed(error) => {
-                self.broke(Fault::new(Code::Io, error.to_string()));
+                self.fail_session(Fault::new(Code::Io, error.to_string()));
             }
         }
     }
 
     /// Takes a message of the server. Returns it if it is for an activity and not for the engine.
     pub fn message(&mut self, message: ServerMessage) -> Option<ServerMessage> {
-        self.clock.heard();
+        self.clock.received();
         if let ServerMessage::Stated { request, .. } = &message
-            && self.clock.is_there(*request)
+            && self.clock.take_probe_reply(*request)
         {
             return None;
         }
         let now = self.now();
-        self.clock.answered();
+        self.clock.reply_received();
         self.read.touch(now);
         self.write.touch(now);
         match message {
@@ -474,11 +479,11 @@ impl Engine {
             }
             // A server that says that it heard nothing is there: it can be asked again.
             ServerMessage::Refused(Fault { code: Code::TimedOut, text }) => {
-                self.broke(Fault::new(Code::LinkLost, text));
+                self.fail_session(Fault::new(Code::LinkLost, text));
             }
-            ServerMessage::Refused(fault) => self.broke(fault),
+            ServerMessage::Refused(fault) => self.fail_session(fault),
             ServerMessage::Welcome(_) => {
-                self.broke(Fault::new(Code::Protocol, "the server greeted twice"));
+                self.fail_session(Fault::new(Code::Protocol, "the server greeted twice"));
             }
             message => return Some(message),
         }
@@ -487,7 +492,7 @@ impl Engine {
 
     /// Hands a reply of the server to the machine that writes; the activity has seen it before.
     pub fn write_reply(&mut self, reply: WriteReply) {
-        self.stored(&reply);
+        self.note_stored_chunks(&reply);
         let now = self.now();
         self.write.reply(reply, now);
     }
@@ -495,25 +500,25 @@ impl Engine {
     /// Asks a server that is silent whether it is there, and gives up one that does not say so.
     /// `owes` says whether an activity waits for the server; a caller that asks for one thing and
     /// waits for it has a deadline of its own.
-    pub fn listen(&mut self, owes: impl FnOnce() -> bool, caller_waits: bool) {
-        if self.broken.is_some() || self.clock.silent() < SHORT_SILENCE_MAX {
+    pub fn check_silence(&mut self, owes: impl FnOnce() -> bool, caller_waits: bool) {
+        if self.broken.is_some() || self.clock.silent_for() < SHORT_SILENCE_MAX {
             return;
         }
         let machines = || self.read.awaits_server() || self.write.awaits_server();
         let owed = !caller_waits && self.hashing == 0 && (machines() || owes());
         let timeout = self.options.timeout;
-        match self.clock.step(owed, timeout) {
-            Step::Wait => {}
-            Step::Ask => {
+        match self.clock.silence_step(owed, timeout) {
+            SilenceStep::Wait => {}
+            SilenceStep::Probe => {
                 self.next_request += 1;
                 let request = self.next_request;
-                self.clock.asked_whether_there(request);
+                self.clock.probe_sent(request);
                 let look = Look { follow: true, paths: vec![WirePath::root()] };
                 self.send(ClientMessage::Stat { request, look });
             }
-            Step::GiveUp => {
+            SilenceStep::GiveUp => {
                 let text = format!("server said nothing for {} s", timeout.as_secs());
-                self.broke(Fault::new(Code::TimedOut, text));
+                self.fail_session(Fault::new(Code::TimedOut, text));
             }
         }
     }

@@ -2,7 +2,7 @@
 //! and kept here in order until the observer takes it, so that nothing that runs waits for the
 //! observer. A report of a single file is not made where the observer does not want it.
 
-use crate::connection::ledger::{Item, Ledger};
+use crate::connection::ledger::{ItemKey, Ledger};
 use crate::local_io::counters::Stats;
 use crate::model::report::{
     Altered, Failure, FileDone, Observer, Planned, Progress, SkipReason, Skipped, Summary,
@@ -21,9 +21,9 @@ pub struct Outcomes {
     progress: Progress,
     reports: VecDeque<Report>,
     /// Whether every single file and change is reported.
-    of_files: bool,
+    per_file: bool,
     /// Bytes that were in place when this session began its files.
-    found_bytes: u64,
+    already_present_bytes: u64,
     over: Over,
     version: usize,
     stats: Arc<Stats>,
@@ -44,8 +44,8 @@ impl Outcomes {
             ledger: Ledger::new(peer),
             progress: Progress::default(),
             reports: VecDeque::new(),
-            of_files: true,
-            found_bytes: 0,
+            per_file: true,
+            already_present_bytes: 0,
             over: Over::Anything,
             version,
             stats,
@@ -53,13 +53,13 @@ impl Outcomes {
     }
 
     /// Files go over these from now on.
-    pub(crate) fn replace(&mut self, over: Over) {
+    pub(crate) fn set_overwrite(&mut self, over: Over) {
         self.over = over;
     }
 
     /// Sets whether each single file and change is reported, or failures and skipped files alone.
-    pub fn report_files(&mut self, of_files: bool) {
-        self.of_files = of_files;
+    pub fn report_files(&mut self, per_file: bool) {
+        self.per_file = per_file;
     }
 
     /// The record of the copy, which the next session continues.
@@ -92,7 +92,7 @@ impl Outcomes {
     }
 
     /// Continues the record of earlier sessions of the copy.
-    pub fn take_up(&mut self, ledger: Ledger) {
+    pub fn continue_ledger(&mut self, ledger: Ledger) {
         let Summary { files, bytes, .. } = ledger.summary;
         self.progress = Progress {
             files,
@@ -110,33 +110,33 @@ impl Outcomes {
     }
 
     /// Bytes that partial files had when this session opened them.
-    pub fn found_bytes(&self) -> u64 {
-        self.found_bytes
+    pub fn already_present_bytes(&self) -> u64 {
+        self.already_present_bytes
     }
 
     /// Counts and logs what was in place when a file was begun; as of an earlier run only if no
     /// earlier session of this one had begun it.
-    pub(crate) fn found(&mut self, item: Item, path: &str, bytes: u64) {
+    pub(crate) fn note_resumed(&mut self, item: ItemKey, path: &str, bytes: u64) {
         tracing::info!(path, bytes, "copy resumed");
         self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.found_bytes += bytes;
-        if !self.ledger.was_begun(item) {
+        self.already_present_bytes += bytes;
+        if !self.ledger.was_started(item) {
             self.ledger.summary.resumed_bytes += bytes;
         }
     }
 
     /// A file has its final name.
-    pub(crate) fn done(&mut self, item: Item, bytes: u64, done: impl FnOnce() -> FileDone) {
+    pub(crate) fn done(&mut self, item: ItemKey, bytes: u64, done: impl FnOnce() -> FileDone) {
         self.ledger.done(item, bytes);
         self.progress.files += 1;
-        if self.of_files {
+        if self.per_file {
             self.reports.push_back(Report::Done(done()));
         }
     }
 
     /// A file that is whole did not get its name. One that appeared at a target which is not to be
     /// replaced is left alone, as if it had been there when the copy began.
-    pub(crate) fn not_placed(&mut self, item: Item, path: String, fault: Fault) {
+    pub(crate) fn commit_refused(&mut self, item: ItemKey, path: String, fault: Fault) {
         match fault.code == Code::Exists && self.over == Over::Nothing {
             true => self.skipped(item, path, SkipReason::Exists),
             false => self.failed(item, path, fault),
@@ -144,27 +144,27 @@ impl Outcomes {
     }
 
     /// The same at the server, which may say so only where it was asked to replace nothing.
-    pub(crate) fn not_placed_there(&mut self, item: Item, path: String, fault: Fault) {
+    pub(crate) fn remote_commit_refused(&mut self, item: ItemKey, path: String, fault: Fault) {
         match self.version >= REPLACE_NOTHING_VERSION {
-            true => self.not_placed(item, path, fault),
+            true => self.commit_refused(item, path, fault),
             false => self.failed(item, path, fault),
         }
     }
 
     /// Counts a failure and queues its report, unless the item is over.
-    pub fn failed(&mut self, item: Item, path: String, fault: Fault) {
+    pub fn failed(&mut self, item: ItemKey, path: String, fault: Fault) {
         let failure = self.ledger.failed(item, path, fault);
         self.reports.extend(failure.map(Report::Failed));
     }
 
     /// Counts an item that is left out and queues its report, unless the item is over.
-    pub fn skipped(&mut self, item: Item, path: String, reason: SkipReason) {
+    pub fn skipped(&mut self, item: ItemKey, path: String, reason: SkipReason) {
         if self.ledger.skipped(item) {
             self.reports.push_back(Report::Skipped(Skipped { path, reason }));
         }
     }
 
-    pub(crate) fn planned(&mut self, item: Item, planned: Planned) {
+    pub(crate) fn planned(&mut self, item: ItemKey, planned: Planned) {
         if self.ledger.planned(item, &planned) {
             self.reports.push_back(Report::Planned(planned));
         }
@@ -172,7 +172,7 @@ impl Outcomes {
 
     /// Queues the report of a change that a mirror makes, where single files are reported.
     pub fn altered(&mut self, altered: impl FnOnce() -> Altered) {
-        if self.of_files {
+        if self.per_file {
             self.reports.push_back(Report::Altered(altered()));
         }
     }

@@ -9,21 +9,21 @@ use std::time::Duration;
 use verbatim_proto::message::LinkId;
 
 /// The first rest of a rail that worked before, doubled with each failure.
-const REST_MIN: Duration = Duration::from_millis(500);
+const BACKOFF_MIN: Duration = Duration::from_millis(500);
 
 /// The longest rest, and that of a rail that never worked.
-const REST_MAX: Duration = Duration::from_secs(60);
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
 
 /// The end of the rest of a rail that may not be used.
 const NEVER: Duration = Duration::MAX;
 
 /// The rails of a session.
 #[derive(Debug, Default)]
-pub(crate) struct Rails {
+pub(crate) struct PortScheduler {
     rails: Vec<Rail>,
     links: BTreeMap<LinkId, usize>,
     /// Whether a rail came back, or links are elsewhere than they should be.
-    unsettled: bool,
+    unbalanced: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -34,26 +34,26 @@ struct Rail {
     /// Failures since it last carried a chunk.
     failures: u32,
     worked: bool,
-    rests_until: Option<Duration>,
+    retry_at: Option<Duration>,
 }
 
-impl Rails {
+impl PortScheduler {
     /// Rails of these weights.
     pub fn new(weights: impl IntoIterator<Item = u64>) -> Self {
         let rail = |weight: u64| Rail { weight: weight.max(1), ..Rail::default() };
         let rails = weights.into_iter().map(rail).collect();
-        Self { rails, links: BTreeMap::new(), unsettled: false }
+        Self { rails, links: BTreeMap::new(), unbalanced: false }
     }
 
     /// The rail for one more link: of those that do not rest, the one with the fewest links for
     /// its weight; among equals the first.
     pub fn pick(&self) -> Option<usize> {
-        let awake = (0..self.rails.len()).filter(|&rail| self.rails[rail].rests_until.is_none());
-        awake.min_by(|&a, &b| self.load(a, 1).total_cmp(&self.load(b, 1)))
+        let usable = (0..self.rails.len()).filter(|&rail| self.rails[rail].retry_at.is_none());
+        usable.min_by(|&a, &b| self.load(a, 1).total_cmp(&self.load(b, 1)))
     }
 
     /// A link is made, or being made, on a rail.
-    pub fn put(&mut self, link: LinkId, rail: usize) {
+    pub fn assign(&mut self, link: LinkId, rail: usize) {
         self.links.insert(link, rail);
     }
 
@@ -63,7 +63,7 @@ impl Rails {
     }
 
     /// A link is gone, for whatever reason; the rail it was on.
-    pub fn take(&mut self, link: LinkId) -> Option<usize> {
+    pub fn remove(&mut self, link: LinkId) -> Option<usize> {
         self.links.remove(&link)
     }
 
@@ -89,42 +89,42 @@ impl Rails {
     }
 
     /// A rail failed: it rests.
-    pub fn rest(&mut self, rail: usize, now: Duration) {
+    pub fn back_off(&mut self, rail: usize, now: Duration) {
         let state = &mut self.rails[rail];
-        if state.rests_until == Some(NEVER) {
+        if state.retry_at == Some(NEVER) {
             return;
         }
-        let doubled = REST_MIN.saturating_mul(1 << state.failures.min(16));
-        let rest = if state.worked { doubled.min(REST_MAX) } else { REST_MAX };
-        state.rests_until = Some(now + rest);
+        let doubled = BACKOFF_MIN.saturating_mul(1 << state.failures.min(16));
+        let rest = if state.worked { doubled.min(BACKOFF_MAX) } else { BACKOFF_MAX };
+        state.retry_at = Some(now + rest);
         state.failures += 1;
         state.losses = 0;
     }
 
     /// A rail may not be used: it rests for ever.
-    pub fn bar(&mut self, rail: usize) {
-        self.rails[rail].rests_until = Some(NEVER);
+    pub fn forbid(&mut self, rail: usize) {
+        self.rails[rail].retry_at = Some(NEVER);
     }
 
     /// A rail whose rest is over and that should be tried.
-    pub fn rested(&self, now: Duration) -> Option<usize> {
-        self.rails.iter().position(|rail| rail.rests_until.is_some_and(|until| until <= now))
+    pub fn due_for_retry(&self, now: Duration) -> Option<usize> {
+        self.rails.iter().position(|rail| rail.retry_at.is_some_and(|until| until <= now))
     }
 
     /// A rail was tried and answers.
-    pub fn wake(&mut self, rail: usize) {
-        self.rails[rail].rests_until = None;
-        self.unsettled = true;
+    pub fn restore(&mut self, rail: usize) {
+        self.rails[rail].retry_at = None;
+        self.unbalanced = true;
     }
 
     /// Of the links that are up, one that should be made anew elsewhere: first those on no
     /// rail, then one of the rail with the most, if another would have fewer with it.
     pub fn misplaced(&mut self, up: impl Iterator<Item = LinkId>) -> Option<LinkId> {
-        if !self.unsettled {
+        if !self.unbalanced {
             return None;
         }
         let found = self.find_misplaced(up);
-        self.unsettled = found.is_some();
+        self.unbalanced = found.is_some();
         found
     }
 
@@ -156,16 +156,16 @@ mod tests {
         LinkId { index, epoch: 0 }
     }
 
-    fn filled(weights: &[u64], links: u16) -> Rails {
-        let mut rails = Rails::new(weights.iter().copied());
+    fn filled(weights: &[u64], links: u16) -> PortScheduler {
+        let mut rails = PortScheduler::new(weights.iter().copied());
         for index in 0..links {
             let rail = rails.pick().expect("one is awake");
-            rails.put(link(index), rail);
+            rails.assign(link(index), rail);
         }
         rails
     }
 
-    fn counts(rails: &Rails) -> Vec<usize> {
+    fn counts(rails: &PortScheduler) -> Vec<usize> {
         let count = |rail| rails.links.values().filter(|&&it| it == rail).count();
         (0..rails.rails.len()).map(count).collect()
     }
@@ -183,36 +183,48 @@ mod tests {
         let mut rails = filled(&[1, 1], 2);
         let at = Duration::from_secs;
         rails.proven(link(1));
-        rails.rest(1, at(10));
-        assert_eq!((rails.pick(), rails.rested(at(10))), (Some(0), None));
-        assert_eq!(rails.rested(at(10) + REST_MIN), Some(1));
-        rails.wake(1);
-        rails.rest(1, at(20));
-        assert_eq!(rails.rested(at(20) + REST_MIN), None, "it rests longer");
-        assert_eq!(rails.rested(at(20) + 2 * REST_MIN), Some(1));
-        rails.wake(1);
+        rails.back_off(1, at(10));
+        assert_eq!((rails.pick(), rails.due_for_retry(at(10))), (Some(0), None));
+        assert_eq!(rails.due_for_retry(at(10) + BACKOFF_MIN), Some(1));
+        rails.restore(1);
+        rails.back_off(1, at(20));
+        assert_eq!(rails.due_for_retry(at(20) + BACKOFF_MIN), None, "it rests longer");
+        assert_eq!(rails.due_for_retry(at(20) + 2 * BACKOFF_MIN), Some(1));
+        rails.restore(1);
         rails.carried(link(1));
-        rails.rest(1, at(30));
-        assert_eq!(rails.rested(at(30) + REST_MIN), Some(1), "it worked, and begins anew");
-        rails.rest(0, at(30));
+        rails.back_off(1, at(30));
+        assert_eq!(
+            rails.due_for_retry(at(30) + BACKOFF_MIN),
+            Some(1),
+            "it worked, and begins anew"
+        );
+        rails.back_off(0, at(30));
         assert_eq!(rails.pick(), None, "both rest");
-        assert_eq!(rails.rested(at(40)), Some(1), "one that never worked rests long");
-        rails.wake(0);
+        assert_eq!(rails.due_for_retry(at(40)), Some(1), "one that never worked rests long");
+        rails.restore(0);
         for _ in 0..20 {
-            rails.rest(1, at(50));
+            rails.back_off(1, at(50));
         }
-        assert_eq!(rails.rested(at(50) + REST_MAX), Some(1), "no rest is longer than the longest");
+        assert_eq!(
+            rails.due_for_retry(at(50) + BACKOFF_MAX),
+            Some(1),
+            "no rest is longer than the longest"
+        );
     }
 
     #[test]
     fn a_rail_that_may_not_be_used_is_never_tried_again() {
         let mut rails = filled(&[1, 1], 2);
         rails.proven(link(1));
-        rails.bar(1);
+        rails.forbid(1);
         assert_eq!(rails.pick(), Some(0));
-        rails.rest(1, Duration::ZERO);
-        assert_eq!(rails.rested(Duration::from_secs(1 << 40)), None, "a failure is no pardon");
-        rails.rest(0, Duration::ZERO);
+        rails.back_off(1, Duration::ZERO);
+        assert_eq!(
+            rails.due_for_retry(Duration::from_secs(1 << 40)),
+            None,
+            "a failure is no pardon"
+        );
+        rails.back_off(0, Duration::ZERO);
         assert_eq!(rails.pick(), None, "and nobody takes its place");
     }
 
@@ -222,8 +234,8 @@ mod tests {
         assert!(!rails.lost(0, 2) && !rails.lost(0, 2));
         rails.carried(link(0));
         assert!(!rails.lost(0, 2) && !rails.lost(0, 2) && rails.lost(0, 2));
-        rails.rest(0, Duration::ZERO);
-        rails.wake(0);
+        rails.back_off(0, Duration::ZERO);
+        rails.restore(0);
         assert!(!rails.lost(0, 2) && !rails.lost(0, 2), "after its rest they are counted anew");
     }
 
@@ -232,17 +244,17 @@ mod tests {
         let mut rails = filled(&[1, 1], 4);
         let up = || (0..4).map(link);
         assert_eq!(rails.misplaced(up()), None, "nothing happened");
-        rails.rest(1, Duration::ZERO);
-        rails.take(link(1));
-        rails.take(link(3));
+        rails.back_off(1, Duration::ZERO);
+        rails.remove(link(1));
+        rails.remove(link(3));
         // One found no rail, one went to the other.
-        rails.put(link(3), 0);
-        rails.wake(1);
+        rails.assign(link(3), 0);
+        rails.restore(1);
         assert_eq!(rails.misplaced(up()), Some(link(1)), "over TCP");
-        rails.put(link(1), 1);
+        rails.assign(link(1), 1);
         let moved = rails.misplaced(up()).expect("three on one rail and one on the other");
-        assert_eq!(rails.take(moved), Some(0));
-        rails.put(moved, rails.pick().expect("awake"));
+        assert_eq!(rails.remove(moved), Some(0));
+        rails.assign(moved, rails.pick().expect("awake"));
         assert_eq!(rails.misplaced(up()), None);
         assert_eq!(counts(&rails), [2, 2]);
     }
@@ -251,11 +263,12 @@ mod tests {
     fn links_move_only_when_a_rail_came_back_and_only_where_that_helps() {
         let mut rails = filled(&[1, 1], 4);
         let up = || (0..4).map(link);
-        let pile = |rails: &mut Rails| (0..4).for_each(|index| rails.put(link(index), 0));
+        let pile =
+            |rails: &mut PortScheduler| (0..4).for_each(|index| rails.assign(link(index), 0));
         pile(&mut rails);
         assert_eq!(rails.misplaced(up()), None, "no rail came back");
         let mut rails = filled(&[1, 1], 3);
-        rails.wake(1);
+        rails.restore(1);
         assert_eq!(rails.misplaced(up().take(3)), None, "two and one: moving one changes nothing");
         pile(&mut rails);
         assert_eq!(rails.misplaced(up()), None, "it is settled until another comes back");
@@ -263,11 +276,11 @@ mod tests {
 
     #[test]
     fn the_fullest_rail_gives_first() {
-        let mut rails = Rails::new([1, 1, 1]);
+        let mut rails = PortScheduler::new([1, 1, 1]);
         for (index, rail) in (0..).zip([0, 0, 0, 0, 1, 1]) {
-            rails.put(link(index), rail);
+            rails.assign(link(index), rail);
         }
-        rails.wake(2);
+        rails.restore(2);
         for order in [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0]] {
             let found = rails.misplaced(order.into_iter().map(link)).expect("one is to move");
             assert_eq!(rails.rail_of(found), Some(0), "{order:?}");

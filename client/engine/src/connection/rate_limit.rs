@@ -16,14 +16,14 @@ const BURST: Duration = Duration::from_millis(100);
 const TIMEOUT_SHARE: u64 = 4;
 
 /// Things that may go at a given rate, in order, but for those that are let past the others.
-pub(crate) struct Pace<T> {
+pub(crate) struct RateLimiter<T> {
     bytes_per_second: u64,
     /// When the next one may go.
     free_at: Duration,
     waiting: VecDeque<(u64, T)>,
 }
 
-impl<T> Pace<T> {
+impl<T> RateLimiter<T> {
     pub fn new(bytes_per_second: u64) -> Self {
         let bytes_per_second = bytes_per_second.max(1);
         Self { bytes_per_second, free_at: Duration::ZERO, waiting: VecDeque::new() }
@@ -46,7 +46,7 @@ impl<T> Pace<T> {
     }
 
     /// Gives back what went and moved nothing.
-    pub fn spare(&mut self, bytes: u64) {
+    pub fn refund(&mut self, bytes: u64) {
         self.free_at = self.free_at.saturating_sub(self.time(bytes));
     }
 
@@ -95,11 +95,11 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// Sends all that may go, looking again exactly when told to; returns when each went.
-    fn run(pace: &mut Pace<u32>, mut now: Duration) -> Vec<Duration> {
+    fn run(rate_limiter: &mut RateLimiter<u32>, mut now: Duration) -> Vec<Duration> {
         let mut times = Vec::new();
-        while let Some(wait) = pace.wait(now) {
+        while let Some(wait) = rate_limiter.wait(now) {
             now += wait;
-            while pace.pop(now, |_| false).is_some() {
+            while rate_limiter.pop(now, |_| false).is_some() {
                 times.push(now);
             }
         }
@@ -108,9 +108,9 @@ mod tests {
 
     #[test]
     fn a_stream_of_chunks_keeps_to_the_rate() {
-        let mut pace = Pace::new(10 * MIB);
-        (0..100).for_each(|number| pace.push(MIB, number));
-        let times = run(&mut pace, Duration::from_secs(5));
+        let mut rate_limiter = RateLimiter::new(10 * MIB);
+        (0..100).for_each(|number| rate_limiter.push(MIB, number));
+        let times = run(&mut rate_limiter, Duration::from_secs(5));
         assert_eq!(times.len(), 100);
         let took = (times[99] - times[0]).as_secs_f64();
         // The last one goes when all before it have had their time, less what was saved up.
@@ -121,26 +121,26 @@ mod tests {
 
     #[test]
     fn time_without_data_is_not_saved_up_for_ever() {
-        let mut pace = Pace::new(MIB);
-        pace.push(MIB, 0);
-        assert!(pace.pop(Duration::ZERO, |_| false).is_some());
-        (0..3).for_each(|number| pace.push(MIB, number));
+        let mut rate_limiter = RateLimiter::new(MIB);
+        rate_limiter.push(MIB, 0);
+        assert!(rate_limiter.pop(Duration::ZERO, |_| false).is_some());
+        (0..3).for_each(|number| rate_limiter.push(MIB, number));
         let late = Duration::from_secs(3600);
-        let mut goes = || pace.pop(late, |_| false).is_some();
+        let mut goes = || rate_limiter.pop(late, |_| false).is_some();
         assert!(goes() && !goes(), "one, not an hour's worth");
-        assert_eq!(pace.wait(late), Some(Duration::from_millis(900)));
+        assert_eq!(rate_limiter.wait(late), Some(Duration::from_millis(900)));
     }
 
     #[test]
     fn what_is_urgent_goes_first_and_the_rest_in_order() {
-        let mut pace = Pace::new(MIB);
-        (0..5).for_each(|number| pace.push(MIB, number));
+        let mut rate_limiter = RateLimiter::new(MIB);
+        (0..5).for_each(|number| rate_limiter.push(MIB, number));
         let (mut now, mut went) = (Duration::from_secs(1), Vec::new());
-        while let Some(wait) = pace.wait(now) {
+        while let Some(wait) = rate_limiter.wait(now) {
             now += wait;
             // Of three the fill has asked for a reader wants one, and then another.
             let urgent = |number: &u32| *number == 2 || *number == 4;
-            went.extend(pace.pop(now, urgent));
+            went.extend(rate_limiter.pop(now, urgent));
         }
         assert_eq!(went, [2, 4, 0, 1, 3]);
         assert!(now >= Duration::from_millis(4900), "nobody goes faster for it: {now:?}");
@@ -148,9 +148,9 @@ mod tests {
 
     #[test]
     fn nothing_waits_for_what_is_not_there() {
-        let mut pace = Pace::<u32>::new(1);
-        let popped = pace.pop(Duration::ZERO, |_| true);
-        assert_eq!((pace.wait(Duration::ZERO), popped), (None, None));
+        let mut rate_limiter = RateLimiter::<u32>::new(1);
+        let popped = rate_limiter.pop(Duration::ZERO, |_| true);
+        assert_eq!((rate_limiter.wait(Duration::ZERO), popped), (None, None));
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! anywhere. Called by `worker`.
 
 use crate::local_io::counters::Stats;
-use crate::local_io::download_file::Sink;
-use crate::local_io::endpoint::Goal;
+use crate::local_io::download_file::DownloadFile;
+use crate::local_io::endpoint::DataSink;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use verbatim_fabric::Buffer;
@@ -15,30 +15,30 @@ use verbatim_proto::read::{Outcome, PieceOutcome};
 use verbatim_proto::units::GRAIN_BYTES;
 
 /// Where one piece of a chunk goes, and how long its file is.
-pub(crate) struct Landing {
-    pub goal: Goal,
+pub(crate) struct ChunkTarget {
+    pub sink: DataSink,
     pub size: u64,
 }
 
 /// Verifies and writes the pieces of a chunk that landed. What goes into memory may keep the
 /// buffer, if it is one piece, and another one is in its place then.
-pub(crate) fn land(
+pub(crate) fn verify_and_write(
     buffer: &mut Buffer,
     pieces: &[Piece],
-    landings: &[Landing],
+    targets: &[ChunkTarget],
     stats: &Stats,
 ) -> Vec<PieceOutcome> {
-    if let ([piece], [landing]) = (pieces, landings)
+    if let ([piece], [target]) = (pieces, targets)
         && piece.extent.len == buffer.len() as u64
     {
-        return vec![outcome(land_all(buffer, piece, landing, stats))];
+        return vec![outcome(write_whole_chunk(buffer, piece, target, stats))];
     }
     let mut rest: &[u8] = buffer;
     let mut outcomes = Vec::with_capacity(pieces.len());
-    for (piece, landing) in pieces.iter().zip(landings) {
+    for (piece, target) in pieces.iter().zip(targets) {
         let (bytes, behind) = rest.split_at(piece.extent.len as usize);
         rest = behind;
-        outcomes.push(outcome(land_piece(bytes, piece, landing, stats)));
+        outcomes.push(outcome(write_piece(bytes, piece, target, stats)));
     }
     outcomes
 }
@@ -52,41 +52,46 @@ fn outcome(landed: Result<(), Unfit>) -> PieceOutcome {
 }
 
 /// Lands a piece that is all of a chunk.
-fn land_all(
+fn write_whole_chunk(
     buffer: &mut Buffer,
     piece: &Piece,
-    landing: &Landing,
+    target: &ChunkTarget,
     stats: &Stats,
 ) -> Result<(), Unfit> {
     let offset = piece.extent.offset;
-    match &landing.goal {
-        Goal::File(_) => land_piece(buffer, piece, landing, stats)?,
-        Goal::Pipe(tap) => {
-            verify(buffer, piece, landing.size, stats)?;
-            tap.put_buffer(offset, buffer, &piece.digests);
+    match &target.sink {
+        DataSink::File(_) => write_piece(buffer, piece, target, stats)?,
+        DataSink::Pipe(stdout) => {
+            verify(buffer, piece, target.size, stats)?;
+            stdout.put_buffer(offset, buffer, &piece.digests);
         }
-        Goal::Part(part) => {
-            verify(buffer, piece, landing.size, stats)?;
+        DataSink::Part(part) => {
+            verify(buffer, piece, target.size, stats)?;
             part.put_buffer(offset, buffer, &piece.digests);
         }
     }
     Ok(())
 }
 
-fn land_piece(bytes: &[u8], piece: &Piece, landing: &Landing, stats: &Stats) -> Result<(), Unfit> {
-    let at = (piece.extent.offset, landing.size);
+fn write_piece(
+    bytes: &[u8],
+    piece: &Piece,
+    target: &ChunkTarget,
+    stats: &Stats,
+) -> Result<(), Unfit> {
+    let at = (piece.extent.offset, target.size);
     // A pipe takes a piece when all of it is verified: nothing can be taken back.
-    match &landing.goal {
-        Goal::File(sink) => {
-            let target = sink.target().map_err(Unfit::Failed)?;
+    match &target.sink {
+        DataSink::File(local_file) => {
+            let target = local_file.target().map_err(Unfit::Failed)?;
             note(checked::write(&target, bytes, at, &piece.digests)?, piece, stats);
         }
-        Goal::Pipe(tap) => {
-            verify(bytes, piece, landing.size, stats)?;
-            tap.put(at.0, bytes, &piece.digests);
+        DataSink::Pipe(stdout) => {
+            verify(bytes, piece, target.size, stats)?;
+            stdout.put(at.0, bytes, &piece.digests);
         }
-        Goal::Part(part) => {
-            verify(bytes, piece, landing.size, stats)?;
+        DataSink::Part(part) => {
+            verify(bytes, piece, target.size, stats)?;
             part.put(at.0, bytes, &piece.digests);
         }
     }
@@ -107,16 +112,16 @@ fn note(spent: Spent, piece: &Piece, stats: &Stats) {
 
 /// Takes a chunk from the file it replaces; none where that has something else. Only a chunk of
 /// one file can be.
-pub(crate) fn take(pieces: &[Piece], landings: &[Landing], stats: &Stats) -> Option<Outcome> {
-    let ([piece], [landing]) = (pieces, landings) else { return None };
-    let Goal::File(sink) = &landing.goal else { return None };
-    if !sink.has_olds() {
+pub(crate) fn take(pieces: &[Piece], targets: &[ChunkTarget], stats: &Stats) -> Option<Outcome> {
+    let ([piece], [target]) = (pieces, targets) else { return None };
+    let DataSink::File(local_file) = &target.sink else { return None };
+    if !local_file.has_basis_files() {
         return None;
     }
     let begin = Instant::now();
-    let bytes = sink.bytes_there(piece, landing.size)?;
+    let bytes = local_file.matching_bytes(piece, target.size)?;
     stats.add(Duration::ZERO, begin.elapsed());
-    let outcome = match write_basis(piece, sink, &bytes) {
+    let outcome = match write_basis(piece, local_file, &bytes) {
         Ok(()) => {
             stats.bytes.fetch_add(piece.extent.len, Ordering::Relaxed);
             PieceOutcome::Verified
@@ -126,8 +131,8 @@ pub(crate) fn take(pieces: &[Piece], landings: &[Landing], stats: &Stats) -> Opt
     Some(Outcome::Landed(vec![outcome]))
 }
 
-fn write_basis(piece: &Piece, sink: &Sink, bytes: &[u8]) -> Result<(), Fault> {
-    let target = sink.target()?;
+fn write_basis(piece: &Piece, local_file: &DownloadFile, bytes: &[u8]) -> Result<(), Fault> {
+    let target = local_file.target()?;
     let starts = (piece.extent.offset..).step_by(GRAIN_BYTES as usize);
     for (offset, grain) in starts.zip(bytes.chunks(GRAIN_BYTES as usize)) {
         target.write_at(grain, offset)?;
@@ -138,7 +143,7 @@ fn write_basis(piece: &Piece, sink: &Sink, bytes: &[u8]) -> Result<(), Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local_io::range_buffer::{Haste, PartBuffer};
+    use crate::local_io::range_buffer::{Priority, RangeBuffer};
     use std::sync::Arc;
     use verbatim_proto::message::FileId;
     use verbatim_proto::read::Part;
@@ -150,20 +155,20 @@ mod tests {
     fn a_chunk_of_a_part_stays_where_it_came_and_only_if_all_of_it_matches() {
         let extent = Extent::new(0, SIZE as u64);
         let part = Part { size: extent.len, version: None, want: extent };
-        let part = Arc::new(PartBuffer::new(part, Haste::default(), &Arc::default()));
-        let landings = [Landing { goal: Goal::Part(part.clone()), size: extent.len }];
+        let part = Arc::new(RangeBuffer::new(part, Priority::default(), &Arc::default()));
+        let targets = [ChunkTarget { sink: DataSink::Part(part.clone()), size: extent.len }];
         let mut buffer = Buffer::new(SIZE).expect("there is memory");
         buffer[..].fill(7);
         let digests = Digest::of_grains(0, extent.len, &buffer);
         let pieces = [Piece { file: FileId(1), extent, digests }];
         let stats = Stats::default();
         buffer[SIZE - 1] = 8;
-        let outcomes = land(&mut buffer, &pieces, &landings, &stats);
+        let outcomes = verify_and_write(&mut buffer, &pieces, &targets, &stats);
         assert_eq!(outcomes, [PieceOutcome::Mismatch]);
         assert_eq!(buffer[SIZE - 1], 8, "the slot keeps its buffer");
         buffer[SIZE - 1] = 7;
         let came = buffer.as_ptr();
-        let outcomes = land(&mut buffer, &pieces, &landings, &stats);
+        let outcomes = verify_and_write(&mut buffer, &pieces, &targets, &stats);
         assert_eq!(outcomes, [PieceOutcome::Verified]);
         assert!(buffer.as_ptr() != came && buffer.capacity() == SIZE, "it has another one");
         // Whatever comes into the slot next.

@@ -5,7 +5,7 @@ use verbatim_proto::units::{FRAME_BYTES_MAX, LOOK_PATHS_MAX};
 
 /// Cuts a list into batches for one request each: at most `LOOK_PATHS_MAX` paths, and paths of half
 /// a frame. Keeps the order.
-pub fn look_batches<T>(items: Vec<T>, path_of: impl Fn(&T) -> &[u8]) -> Vec<Vec<T>> {
+pub fn split_by_frame<T>(items: Vec<T>, path_of: impl Fn(&T) -> &[u8]) -> Vec<Vec<T>> {
     let mut batches: Vec<Vec<T>> = Vec::new();
     let mut bytes = 0;
     for item in items {

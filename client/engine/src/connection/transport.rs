@@ -4,8 +4,8 @@
 //! A session that began without a port stays on TCP. Never waits; `links`
 //! drives it, `port_scheduler` decides.
 
-use crate::connection::port_scheduler::Rails;
-use crate::model::report::{Port, Posted};
+use crate::connection::port_scheduler::PortScheduler;
+use crate::model::report::{Port, RdmaCounters};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -63,11 +63,11 @@ pub enum Carrier {
 /// The devices, and the queue pairs on them that wait for the server's half.
 pub struct Rdma {
     devices: Vec<Device>,
-    rails: Rails,
+    rails: PortScheduler,
     wish: Wish,
     options: Options,
     /// Whether the user takes nothing else.
-    insists: bool,
+    requires_rdma: bool,
     offered: HashMap<LinkId, VerbsEndpoint>,
     /// Why links moved to TCP, the last time.
     reason: Option<String>,
@@ -111,7 +111,7 @@ impl Carrier {
     /// on RDMA.
     pub(crate) fn seal(&mut self, reason: &str) -> Result<(), FabricError> {
         match self {
-            Self::Verbs(rdma) if rdma.insists => Err(FabricError::Limit(reason.to_owned())),
+            Self::Verbs(rdma) if rdma.requires_rdma => Err(FabricError::Limit(reason.to_owned())),
             _ => {
                 *self = Self::tcp(reason.to_owned());
                 Ok(())
@@ -132,17 +132,17 @@ impl Carrier {
     /// Connects the offered queue pair to that of the server at `peer`. The caller proves the link
     /// before it uses it; servers before 0.2 offer no page to read. Fails for a link that was not
     /// offered.
-    pub fn connect(&mut self, link: LinkId, peer: &[u8]) -> Result<Unproven, FabricError> {
+    pub fn connect(&mut self, link: LinkId, peer: &[u8]) -> Result<UnprovenLink, FabricError> {
         let offered = match self {
             Self::Verbs(rdma) => rdma.offered.remove(&link),
             Self::Sim(_) | Self::Tcp { .. } => None,
         };
-        let unasked = || FabricError::Protocol("a queue pair that was not asked for".into());
-        let endpoint = offered.ok_or_else(unasked)?;
+        let unexpected = || FabricError::Protocol("a queue pair that was not asked for".into());
+        let endpoint = offered.ok_or_else(unexpected)?;
         let (address, proof) = peer.split_at(peer.len().min(ADDRESS_BYTES));
         let link = endpoint.connect(&Address::from_bytes(address)?)?;
         let proof = if proof.is_empty() { None } else { Some(Proof::from_bytes(proof)?) };
-        Ok(Unproven { link, proof })
+        Ok(UnprovenLink { link, proof })
     }
 
     /// Whether RDMA devices were chosen, even if all of them rest now.
@@ -159,21 +159,21 @@ impl Carrier {
     pub(crate) fn fail(&mut self, link: LinkId, reason: &str, now: Duration) {
         if let Self::Verbs(rdma) = self {
             rdma.offered.remove(&link);
-            if let Some(rail) = rdma.rails.take(link) {
-                rdma.rest(rail, reason, now);
+            if let Some(rail) = rdma.rails.remove(link) {
+                rdma.back_off(rail, reason, now);
             }
         }
     }
 
     /// The server does not let data move to the port of a link: its rail is left for good.
-    pub(crate) fn bar(&mut self, link: LinkId, reason: &str) {
+    pub(crate) fn forbid(&mut self, link: LinkId, reason: &str) {
         if let Self::Verbs(rdma) = self {
             rdma.offered.remove(&link);
-            if let Some(rail) = rdma.rails.take(link) {
-                rdma.rails.bar(rail);
+            if let Some(rail) = rdma.rails.remove(link) {
+                rdma.rails.forbid(rail);
                 // Links are asked for side by side, and each is refused.
                 if rdma.devices[rail].refused.replace(reason.to_owned()).is_none() {
-                    rdma.tell_left(rail, reason);
+                    rdma.log_fallback(rail, reason);
                 }
             }
         }
@@ -188,19 +188,19 @@ impl Carrier {
         now: Duration,
     ) -> bool {
         let Self::Verbs(rdma) = self else { return false };
-        let Some(rail) = rdma.rails.take(link) else { return false };
+        let Some(rail) = rdma.rails.remove(link) else { return false };
         let too_many = rdma.rails.lost(rail, losses_max);
         if too_many {
-            rdma.rest(rail, reason, now);
+            rdma.back_off(rail, reason, now);
         }
         too_many
     }
 
     /// A link is given up to be made anew elsewhere.
-    pub(crate) fn leave(&mut self, link: LinkId) {
+    pub(crate) fn remove_link(&mut self, link: LinkId) {
         if let Self::Verbs(rdma) = self {
             rdma.offered.remove(&link);
-            rdma.rails.take(link);
+            rdma.rails.remove(link);
         }
     }
 
@@ -226,23 +226,23 @@ impl Carrier {
         now: Duration,
     ) -> Option<LinkId> {
         let Self::Verbs(rdma) = self else { return None };
-        if let Some(rail) = rdma.rails.rested(now) {
+        if let Some(rail) = rdma.rails.due_for_retry(now) {
             match rdma.endpoint(rail) {
                 Ok(_) => {
                     tracing::info!(place = %rdma.devices[rail].place, "a rail is tried again");
-                    rdma.rails.wake(rail);
+                    rdma.rails.restore(rail);
                 }
-                Err(error) => rdma.rest(rail, &error.with_hint(), now),
+                Err(error) => rdma.back_off(rail, &error.with_hint(), now),
             }
         }
         rdma.rails.misplaced(up)
     }
 
     /// The reads and writes that the devices were asked for and have completed.
-    pub fn posted(&self) -> Posted {
-        let Self::Verbs(rdma) = self else { return Posted::default() };
+    pub fn posted(&self) -> RdmaCounters {
+        let Self::Verbs(rdma) = self else { return RdmaCounters::default() };
         let counters = || rdma.devices.iter().map(|device| device.domain.counters());
-        Posted {
+        RdmaCounters {
             reads: counters().map(|it| it.reads()).sum(),
             writes: counters().map(|it| it.writes()).sum(),
             reads_done: counters().map(|it| it.reads_done()).sum(),
@@ -289,7 +289,7 @@ impl Rdma {
                 .and_then(|domain| domain.try_pinning(buffer_bytes).map(|()| domain));
             match opened {
                 Ok(domain) => {
-                    tell(&place, server);
+                    log_chosen_port(&place, server);
                     devices.push(Device { domain, place, refused: None });
                 }
                 Err(error) => refused = refused.or(Some(error)),
@@ -298,12 +298,12 @@ impl Rdma {
         if let Some(error) = refused.filter(|_| devices.is_empty()) {
             return Err(error);
         }
-        let rails = Rails::new(devices.iter().map(|device| weight(&device.place)));
-        let insists = options.transport == Transport::Verbs;
+        let rails = PortScheduler::new(devices.iter().map(|device| weight(&device.place)));
+        let requires_rdma = options.transport == Transport::Verbs;
         let CarrierOptions { busy_poll, traffic_class, .. } = *options;
         let options = Options { busy_poll, traffic_class, ..Options::default() };
         let (offered, reason) = (HashMap::new(), None);
-        Ok(Self { devices, rails, wish, options, insists, offered, reason })
+        Ok(Self { devices, rails, wish, options, requires_rdma, offered, reason })
     }
 
     /// A queue pair on the best rail that has one; TCP when all of them rest.
@@ -312,26 +312,26 @@ impl Rdma {
             match self.endpoint(rail) {
                 Ok(endpoint) => {
                     let address = Address { proves: true, spots: true, ..endpoint.address() };
-                    self.rails.put(link, rail);
+                    self.rails.assign(link, rail);
                     self.offered.insert(link, endpoint);
                     return Ok(LinkOffer::Verbs { address: address.to_bytes().to_vec() });
                 }
-                Err(error) => self.rest(rail, &error.with_hint(), now),
+                Err(error) => self.back_off(rail, &error.with_hint(), now),
             }
         }
         match &self.reason {
-            Some(reason) if self.insists => Err(FabricError::Limit(reason.clone())),
+            Some(reason) if self.requires_rdma => Err(FabricError::Limit(reason.clone())),
             _ => Ok(LinkOffer::Tcp),
         }
     }
 
-    fn rest(&mut self, rail: usize, reason: &str, now: Duration) {
-        self.rails.rest(rail, now);
-        self.tell_left(rail, reason);
+    fn back_off(&mut self, rail: usize, reason: &str, now: Duration) {
+        self.rails.back_off(rail, now);
+        self.log_fallback(rail, reason);
     }
 
     /// Says that a rail rests, or may not be used, and what carries its work.
-    fn tell_left(&mut self, rail: usize, reason: &str) {
+    fn log_fallback(&mut self, rail: usize, reason: &str) {
         let place = &self.devices[rail].place;
         if self.rails.pick().is_some() {
             tracing::warn!(%place, reason, "a rail is left; others carry its work");
@@ -361,12 +361,12 @@ fn weight(place: &Place) -> u64 {
 }
 
 /// A queue pair that is connected and has carried nothing yet.
-pub struct Unproven {
+pub struct UnprovenLink {
     link: VerbsLink,
     proof: Option<Proof>,
 }
 
-impl Unproven {
+impl UnprovenLink {
     /// Reads a page of the server over the link. Blocks; drops a link that fails.
     pub fn prove(mut self) -> Result<Box<dyn Link>, FabricError> {
         if let Some(proof) = self.proof {
@@ -382,7 +382,7 @@ impl Unproven {
 }
 
 /// Says what was chosen, and why.
-fn tell(place: &Place, server: SocketAddr) {
+fn log_chosen_port(place: &Place, server: SocketAddr) {
     let Place { device, port, gid, why, .. } = place;
     let (gid_index, address, kind) = (gid.index, gid.ip(), gid.kind);
     tracing::info!(%server, device, port, gid_index, %address, %kind, why, "RDMA port chosen");

@@ -6,13 +6,13 @@
 //! completion, on success, failure and flush alike.
 
 use crate::connection::event::WorkerEvent;
-use crate::connection::link_buffers::Pools;
-use crate::connection::receive::{Landing, land, take};
+use crate::connection::link_buffers::LinkBuffers;
+use crate::connection::receive::{ChunkTarget, take, verify_and_write};
 use crate::local_io::counters::Stats;
-use crate::local_io::endpoint::{Goal, Origin};
+use crate::local_io::endpoint::{DataSink, DataSource};
 use crate::local_io::trace::Trace;
 use crate::local_io::verify_file;
-use crate::local_io::verify_file::Likeness;
+use crate::local_io::verify_file::ComparedFile;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,12 +35,12 @@ pub(crate) enum Command {
     /// Take this link.
     Adopt { id: LinkId, link: Box<dyn Link>, slots: u16, chunk_bytes: usize },
     /// Read a chunk into these places.
-    Fetch(Fetch, Vec<Landing>),
+    Fetch(Fetch, Vec<ChunkTarget>),
     /// Write a chunk of these sources.
-    Post(Post, Vec<Origin>),
+    Post(Post, Vec<DataSource>),
     /// Read nothing: compare the digests of a chunk with these files; those that were given up
     /// are none. Needs no link.
-    Compare(Fetch, Vec<Option<Likeness>>),
+    Compare(Fetch, Vec<Option<ComparedFile>>),
     /// End this link.
     Drop(LinkId),
 }
@@ -48,8 +48,8 @@ pub(crate) enum Command {
 impl Command {
     /// Whether somebody waits for some of what it brings, before all that nobody waits for.
     pub fn is_urgent(&self) -> bool {
-        let waits = |to: &Landing| matches!(&to.goal, Goal::Part(part) if part.haste.is_urgent());
-        matches!(self, Self::Fetch(_, landings) if landings.iter().any(waits))
+        let waits = |to: &ChunkTarget| matches!(&to.sink, DataSink::Part(part) if part.priority.is_urgent());
+        matches!(self, Self::Fetch(_, targets) if targets.iter().any(waits))
     }
 }
 
@@ -58,15 +58,15 @@ pub(crate) struct ClientWorker {
     events: mpsc::Sender<WorkerEvent>,
     stats: Arc<Stats>,
     trace: Option<Arc<Trace>>,
-    links: HashMap<LinkKey, Pools>,
-    flights: HashMap<Ticket, Flight>,
+    links: HashMap<LinkKey, LinkBuffers>,
+    in_flight: HashMap<Ticket, InFlight>,
     next_ticket: u64,
     /// What became of posts since links were polled last, and is not told yet.
     posted: Vec<WorkerEvent>,
 }
 
-enum Flight {
-    Fetch { fetch: Fetch, landings: Vec<Landing>, since: Option<Instant> },
+enum InFlight {
+    Fetch { fetch: Fetch, targets: Vec<ChunkTarget>, since: Option<Instant> },
     Post { bytes: u64, since: Option<Instant> },
 }
 
@@ -81,11 +81,11 @@ impl ClientWorker {
         stats: Arc<Stats>,
         trace: Option<Arc<Trace>>,
     ) -> Self {
-        let (links, flights) = (HashMap::new(), HashMap::new());
-        Self { events, stats, trace, links, flights, next_ticket: 0, posted: Vec::new() }
+        let (links, in_flight) = (HashMap::new(), HashMap::new());
+        Self { events, stats, trace, links, in_flight, next_ticket: 0, posted: Vec::new() }
     }
 
-    fn tell(&self, event: WorkerEvent) {
+    fn send(&self, event: WorkerEvent) {
         // Slots bound how many can be on the way; a session that is gone needs none.
         if self.events.try_send(event).is_err() {
             tracing::debug!("event of a worker came too late");
@@ -98,75 +98,81 @@ impl ClientWorker {
     }
 
     /// Says what became of a fetch, and how many bytes of it no link carried.
-    fn answer(&self, fetch: &Fetch, spared_bytes: u64, outcome: Outcome) {
+    fn report_fetch(&self, fetch: &Fetch, basis_bytes: u64, outcome: Outcome) {
         let (link, slot) = (fetch.link, fetch.slot);
-        self.tell(WorkerEvent::Fetched { link, slot, outcome, spared_bytes });
+        self.send(WorkerEvent::Fetched { link, slot, outcome, basis_bytes });
     }
 
     /// The time, where a trace is to tell of it: on some machines a clock is a system call.
-    fn mark(&self) -> Option<Instant> {
+    fn trace_time(&self) -> Option<Instant> {
         self.trace.as_ref().map(|_| Instant::now())
     }
 
     /// Takes a chunk from the file it replaces, or over its link. One whose link is gone is
     /// somebody else's by now, and its file may be another: nothing of it is touched.
-    fn fetch_or_take(
+    fn fetch_or_copy_from_basis(
         &mut self,
         links: &mut LinkSet<Box<dyn Link>>,
         fetch: Fetch,
-        landings: Vec<Landing>,
+        targets: Vec<ChunkTarget>,
     ) {
         if !self.links.contains_key(&key_of(fetch.link)) {
-            return self.answer(&fetch, 0, Outcome::LinkLost);
+            return self.report_fetch(&fetch, 0, Outcome::LinkLost);
         }
-        match take(&fetch.chunk.pieces, &landings, &self.stats) {
+        match take(&fetch.chunk.pieces, &targets, &self.stats) {
             Some(outcome) => {
                 // The target must not outlive the answer: a restart removes it.
-                drop(landings);
-                self.answer(&fetch, u64::from(fetch.chunk.bytes), outcome);
+                drop(targets);
+                self.report_fetch(&fetch, u64::from(fetch.chunk.bytes), outcome);
             }
-            None => self.fetch(links, fetch, landings),
+            None => self.fetch(links, fetch, targets),
         }
     }
 
-    fn fetch(&mut self, links: &mut LinkSet<Box<dyn Link>>, fetch: Fetch, landings: Vec<Landing>) {
+    fn fetch(
+        &mut self,
+        links: &mut LinkSet<Box<dyn Link>>,
+        fetch: Fetch,
+        targets: Vec<ChunkTarget>,
+    ) {
         let key = key_of(fetch.link);
-        let (Some(link), Some(pools)) = (links.get_mut(&key), self.links.get_mut(&key)) else {
-            return self.answer(&fetch, 0, Outcome::LinkLost);
+        let (Some(link), Some(buffers)) = (links.get_mut(&key), self.links.get_mut(&key)) else {
+            return self.report_fetch(&fetch, 0, Outcome::LinkLost);
         };
-        let mut into = match pools.reads.take(fetch.slot) {
+        let mut into = match buffers.reads.take(fetch.slot) {
             Ok(buffer) => buffer,
-            Err(error) => return self.tell(WorkerEvent::WorkerFailed(error)),
+            Err(error) => return self.send(WorkerEvent::WorkerFailed(error)),
         };
         into.set_len(fetch.chunk.bytes as usize);
         let from = RemoteRange { key: fetch.chunk.key, address: fetch.chunk.address };
         let ticket = self.ticket();
         match link.submit(ticket, Op::Read { from, into }) {
             Ok(()) => {
-                let since = self.mark();
-                self.flights.insert(ticket, Flight::Fetch { fetch, landings, since });
-                self.links.get_mut(&key).expect("it was just there").fetching += 1;
+                let since = self.trace_time();
+                self.in_flight.insert(ticket, InFlight::Fetch { fetch, targets, since });
+                self.links.get_mut(&key).expect("it was just there").fetches_in_flight += 1;
             }
             Err(full) => {
                 // The machine keeps within the depth, so only a dead link is full.
-                let pools = self.links.get_mut(&key).expect("it was just there");
-                pools.reads.put(fetch.slot, full.0.into_buffer());
-                self.answer(&fetch, 0, Outcome::LinkLost);
+                let buffers = self.links.get_mut(&key).expect("it was just there");
+                buffers.reads.put(fetch.slot, full.0.into_buffer());
+                self.report_fetch(&fetch, 0, Outcome::LinkLost);
             }
         }
     }
 
-    fn post(&mut self, links: &mut LinkSet<Box<dyn Link>>, post: Post, sources: &[Origin]) {
+    fn post(&mut self, links: &mut LinkSet<Box<dyn Link>>, post: Post, sources: &[DataSource]) {
         let Post { grant, pieces, again } = post;
         let tag = grant.tag;
         let key = key_of(grant.link);
-        let Some(pools) = self.links.get_mut(&key) else {
+        let Some(buffers) = self.links.get_mut(&key) else {
             return self.posted.push(WorkerEvent::Posted { tag, posted: Posted::LinkLost });
         };
-        let spare = pools.writes.pop().map_or_else(|| (pools.make)(pools.chunk_bytes), Ok);
+        let spare =
+            buffers.writes.pop().map_or_else(|| (buffers.make_buffer)(buffers.chunk_bytes), Ok);
         let mut buffer = match spare {
             Ok(buffer) => buffer,
-            Err(error) => return self.tell(WorkerEvent::WorkerFailed(error)),
+            Err(error) => return self.send(WorkerEvent::WorkerFailed(error)),
         };
         let bytes: u64 = pieces.iter().map(|(_, extent)| extent.len).sum();
         buffer.set_len(bytes as usize);
@@ -174,14 +180,14 @@ impl ClientWorker {
         // out by its own check.
         let sends_from_file = links.get(&key).is_some_and(|link| link.limits().sends_from_file);
         let from_files = sends_from_file && !again;
-        let since = self.mark();
+        let since = self.trace_time();
         let (digests, faults) = self.load(&mut buffer, &pieces, sources, from_files);
         let Some(link) = links.get_mut(&key).filter(|_| faults.is_empty()) else {
             let posted = match faults.is_empty() {
                 true => Posted::LinkLost,
                 false => Posted::Unread(faults),
             };
-            self.links.get_mut(&key).expect("it was just there").written(buffer);
+            self.links.get_mut(&key).expect("it was just there").recycle_write_buffer(buffer);
             return self.posted.push(WorkerEvent::Posted { tag, posted });
         };
         let to = RemoteRange { key: grant.region.key, address: grant.region.base };
@@ -191,7 +197,7 @@ impl ClientWorker {
                 if let Some((trace, since)) = self.trace.as_ref().zip(since) {
                     trace.worked("read and hash", grant.link.index, since, bytes);
                 }
-                self.flights.insert(ticket, Flight::Post { bytes, since: self.mark() });
+                self.in_flight.insert(ticket, InFlight::Post { bytes, since: self.trace_time() });
                 // Said before it has moved, so that the server knows what to expect when the data
                 // is there: a device is at it already, a socket gets it when links are polled. A
                 // link that dies before is fenced, and all it had not confirmed is sent again.
@@ -201,8 +207,8 @@ impl ClientWorker {
                 }
             }
             Err(full) => {
-                let pools = self.links.get_mut(&key).expect("it was just there");
-                pools.written(full.0.into_buffer());
+                let buffers = self.links.get_mut(&key).expect("it was just there");
+                buffers.recycle_write_buffer(full.0.into_buffer());
                 self.posted.push(WorkerEvent::Posted { tag, posted: Posted::LinkLost });
             }
         }
@@ -215,7 +221,7 @@ impl ClientWorker {
         &self,
         buffer: &mut Buffer,
         pieces: &[(verbatim_proto::FileId, Extent)],
-        sources: &[Origin],
+        sources: &[DataSource],
         from_files: bool,
     ) -> (Vec<Vec<Digest>>, Vec<(usize, Fault)>) {
         let (mut begin, mut watch) = (0, Stopwatch::running());
@@ -257,26 +263,26 @@ impl ClientWorker {
     }
 
     /// An operation ended: its buffer, or one like it, goes home, and the session is told.
-    fn ended(
+    fn operation_ended(
         &mut self,
         (key, over): (LinkKey, Option<&mut Box<dyn Link>>),
         ticket: Ticket,
         mut buffer: Buffer,
         ok: bool,
     ) {
-        let flight = self.flights.remove(&ticket).expect("every ticket has a flight");
-        match flight {
-            Flight::Fetch { fetch, landings, since } => {
+        let operation = self.in_flight.remove(&ticket).expect("every ticket has a flight");
+        match operation {
+            InFlight::Fetch { fetch, targets, since } => {
                 let (link, bytes) = (fetch.link.index, u64::from(fetch.chunk.bytes));
                 if let Some((trace, since)) = self.trace.as_ref().zip(since) {
                     trace.moved("read", link, since, bytes);
                 }
-                let landed = self.mark();
+                let landed = self.trace_time();
                 let outcome = match ok {
-                    true => Outcome::Landed(land(
+                    true => Outcome::Landed(verify_and_write(
                         &mut buffer,
                         &fetch.chunk.pieces,
-                        &landings,
+                        &targets,
                         &self.stats,
                     )),
                     false => Outcome::LinkLost,
@@ -285,28 +291,31 @@ impl ClientWorker {
                     trace.worked("verify and store", link, landed, bytes);
                 }
                 // Somebody reads a part here and there, and waits for it.
-                let waits = landings.iter().any(|to| matches!(to.goal, Goal::Part(_)));
+                let waits = targets.iter().any(|to| matches!(to.sink, DataSink::Part(_)));
                 // The target must not outlive the answer: a restart removes it.
-                drop(landings);
-                let Some(pools) = self.links.get_mut(&key) else {
-                    return self.answer(&fetch, 0, outcome);
+                drop(targets);
+                let Some(buffers) = self.links.get_mut(&key) else {
+                    return self.report_fetch(&fetch, 0, outcome);
                 };
                 let buffer = match over {
                     Some(link) => link.exchange(buffer),
                     None => buffer,
                 };
-                pools.reads.put(fetch.slot, buffer);
+                buffers.reads.put(fetch.slot, buffer);
                 let (link, slot) = (fetch.link, fetch.slot);
-                let event = WorkerEvent::Fetched { link, slot, outcome, spared_bytes: 0 };
-                pools.fetched(event, ok && !waits).into_iter().for_each(|event| self.tell(event));
+                let event = WorkerEvent::Fetched { link, slot, outcome, basis_bytes: 0 };
+                buffers
+                    .fetch_ended(event, ok && !waits)
+                    .into_iter()
+                    .for_each(|event| self.send(event));
             }
-            Flight::Post { bytes, since } => {
+            InFlight::Post { bytes, since } => {
                 if let Some((trace, since)) = self.trace.as_ref().zip(since) {
                     // The key of a link is its index and its epoch.
                     trace.moved("write", (key.0 >> 16) as u16, since, bytes);
                 }
-                if let Some(pools) = self.links.get_mut(&key) {
-                    pools.written(buffer);
+                if let Some(buffers) = self.links.get_mut(&key) {
+                    buffers.recycle_write_buffer(buffer);
                 }
                 if ok {
                     self.stats.moved(bytes);
@@ -322,20 +331,21 @@ impl Handler<Box<dyn Link>> for ClientWorker {
     fn command(&mut self, links: &mut LinkSet<Box<dyn Link>>, command: Command) {
         match command {
             Command::Adopt { id, link, slots, chunk_bytes } => {
-                let make: MakeBuffer = match link.limits().registers_buffers {
+                let make_buffer: MakeBuffer = match link.limits().registers_buffers {
                     true => Buffer::for_device,
                     false => Buffer::new,
                 };
-                let reads = SlotPool::new(usize::from(slots), chunk_bytes, make);
-                let pools = Pools::new(id, reads, make, chunk_bytes);
-                self.links.insert(key_of(id), pools);
+                let reads = SlotPool::new(usize::from(slots), chunk_bytes, make_buffer);
+                let buffers = LinkBuffers::new(id, reads, make_buffer, chunk_bytes);
+                self.links.insert(key_of(id), buffers);
                 links.insert(key_of(id), link);
             }
-            Command::Fetch(fetch, landings) => self.fetch_or_take(links, fetch, landings),
+            Command::Fetch(fetch, targets) => self.fetch_or_copy_from_basis(links, fetch, targets),
             Command::Post(post, sources) => self.post(links, post, &sources),
-            Command::Compare(fetch, likenesses) => {
-                let outcome = verify_file::compare(&fetch.chunk.pieces, &likenesses, &self.stats);
-                self.answer(&fetch, u64::from(fetch.chunk.bytes), outcome);
+            Command::Compare(fetch, compared_files) => {
+                let outcome =
+                    verify_file::compare(&fetch.chunk.pieces, &compared_files, &self.stats);
+                self.report_fetch(&fetch, u64::from(fetch.chunk.bytes), outcome);
             }
             Command::Drop(id) => {
                 if let Some(mut link) = links.remove(&key_of(id)) {
@@ -349,14 +359,14 @@ impl Handler<Box<dyn Link>> for ClientWorker {
 
     fn commanded(&mut self) {
         for event in std::mem::take(&mut self.posted) {
-            self.tell(event);
+            self.send(event);
         }
     }
 
     fn completed(&mut self, links: &mut LinkSet<Box<dyn Link>>, key: LinkKey, done: Completion) {
         match done {
             Completion::Done { ticket, buffer, result } => {
-                self.ended((key, links.get_mut(&key)), ticket, buffer, result.is_ok());
+                self.operation_ended((key, links.get_mut(&key)), ticket, buffer, result.is_ok());
             }
             // Servers do not write to clients.
             Completion::Notified { .. } => {}
@@ -368,17 +378,17 @@ impl Handler<Box<dyn Link>> for ClientWorker {
         self.commanded();
         for completion in flushed {
             if let Completion::Done { ticket, buffer, .. } = completion {
-                self.ended((key, None), ticket, buffer, false);
+                self.operation_ended((key, None), ticket, buffer, false);
             }
         }
-        if let Some(pools) = self.links.remove(&key) {
-            pools.held.into_iter().for_each(|event| self.tell(event));
-            self.tell(WorkerEvent::LinkLost { link: pools.id, error });
+        if let Some(buffers) = self.links.remove(&key) {
+            buffers.deferred.into_iter().for_each(|event| self.send(event));
+            self.send(WorkerEvent::LinkLost { link: buffers.id, error });
         }
     }
 
     fn waited(&mut self, time: Duration) {
-        let counter = match self.flights.is_empty() {
+        let counter = match self.in_flight.is_empty() {
             true => &self.stats.peer_ns,
             false => &self.stats.link_ns,
         };
@@ -389,32 +399,32 @@ impl Handler<Box<dyn Link>> for ClientWorker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local_io::download_file::Sink;
+    use crate::local_io::download_file::DownloadFile;
     use verbatim_files::Folder;
     use verbatim_proto::WirePath;
     use verbatim_proto::message::{FileId, FileInfo, Piece, WindowId};
     use verbatim_proto::read::{Chunk, PieceOutcome};
 
     /// A fetch of all of a file whose target has the same already.
-    fn matching(folder: &std::path::Path) -> (Fetch, Landing) {
+    fn matching(folder: &std::path::Path) -> (Fetch, ChunkTarget) {
         let bytes = vec![7; 1 << 20];
         std::fs::write(folder.join("a"), &bytes).expect("writes");
         let path = WirePath::parse(b"a").expect("plain");
         let folder = Arc::new(Folder::open(folder).expect("opens"));
         let server = format!("SHA256:{}", "A".repeat(43)).parse().expect("a fingerprint");
         let basis =
-            crate::local_io::delta_source::Basis { paths: vec![path.clone()], guess: false };
-        let sink = Sink::new(folder, path.clone(), server, path);
-        sink.compare_with(&basis);
+            crate::local_io::delta_source::Basis { paths: vec![path.clone()], fuzzy: false };
+        let local_file = DownloadFile::new(folder, path.clone(), server, path);
+        local_file.set_basis(&basis);
         let size = bytes.len() as u64;
         let info = FileInfo { size, mode: 0o600, mtime_ns: 0, allocated: size, version: None };
-        sink.opened(info).expect("there is room");
+        local_file.set_info(info).expect("there is room");
         let digests = Digest::of_grains(0, size, &bytes);
         let piece = Piece { file: FileId(1), extent: Extent::new(0, size), digests };
         let pieces = vec![piece];
         let chunk = Chunk { window: WindowId(1), key: 1, address: 0, bytes: 1 << 20, pieces };
         let link = LinkId { index: 0, epoch: 0 };
-        (Fetch { link, slot: 0, chunk }, Landing { goal: Goal::File(sink), size })
+        (Fetch { link, slot: 0, chunk }, ChunkTarget { sink: DataSink::File(local_file), size })
     }
 
     #[test]
@@ -423,24 +433,24 @@ mod tests {
         let (events, mut heard) = mpsc::channel(8);
         let mut worker = ClientWorker::new(events, Arc::default(), None);
         let mut links = LinkSet::new();
-        let (fetch, landing) = matching(dir.path());
+        let (fetch, target) = matching(dir.path());
         worker.command(&mut links, Command::Drop(fetch.link));
         let again = matching(dir.path()).1;
-        worker.command(&mut links, Command::Fetch(fetch.clone(), vec![landing]));
-        let Ok(WorkerEvent::Fetched { outcome, spared_bytes, .. }) = heard.try_recv() else {
+        worker.command(&mut links, Command::Fetch(fetch.clone(), vec![target]));
+        let Ok(WorkerEvent::Fetched { outcome, basis_bytes, .. }) = heard.try_recv() else {
             panic!("it is answered")
         };
-        assert_eq!((outcome, spared_bytes), (Outcome::LinkLost, 0));
+        assert_eq!((outcome, basis_bytes), (Outcome::LinkLost, 0));
         assert_eq!(std::fs::read_dir(dir.path()).expect("lists").count(), 1, "nothing is begun");
         // With its link it is taken from the file it replaces, and no link carries it.
         let reads = SlotPool::new(1, 1 << 20, Buffer::new);
-        let pools = Pools::new(fetch.link, reads, Buffer::new, 1 << 20);
-        worker.links.insert(key_of(fetch.link), pools);
+        let buffers = LinkBuffers::new(fetch.link, reads, Buffer::new, 1 << 20);
+        worker.links.insert(key_of(fetch.link), buffers);
         worker.command(&mut links, Command::Fetch(fetch, vec![again]));
-        let Ok(WorkerEvent::Fetched { outcome, spared_bytes, .. }) = heard.try_recv() else {
+        let Ok(WorkerEvent::Fetched { outcome, basis_bytes, .. }) = heard.try_recv() else {
             panic!("it is answered")
         };
         let landed = Outcome::Landed(vec![PieceOutcome::Verified]);
-        assert_eq!((outcome, spared_bytes), (landed, 1 << 20));
+        assert_eq!((outcome, basis_bytes), (landed, 1 << 20));
     }
 }

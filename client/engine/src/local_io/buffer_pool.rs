@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use verbatim_fabric::Buffer;
 
 /// What buffers that wait to be used again may take.
-const SPARE_BYTES_MAX: usize = 16 << 20;
+const POOL_BYTES_MAX: usize = 16 << 20;
 
 /// The longest run of zeros that `Bytes` stand for.
 pub const ZEROS_MAX: usize = 4 << 20;
@@ -49,9 +49,9 @@ impl std::ops::Deref for Bytes {
 
 /// Buffers that were used and may be again.
 #[derive(Default)]
-pub struct Spares(Mutex<Vec<Buffer>>);
+pub struct BufferPool(Mutex<Vec<Buffer>>);
 
-impl Spares {
+impl BufferPool {
     fn list(&self) -> MutexGuard<'_, Vec<Buffer>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -100,7 +100,7 @@ impl Spares {
     pub fn put(&self, buffer: Buffer) {
         let mut list = self.list();
         let held: usize = list.iter().map(Buffer::capacity).sum();
-        if held + buffer.capacity() <= SPARE_BYTES_MAX {
+        if held + buffer.capacity() <= POOL_BYTES_MAX {
             list.push(buffer);
         }
     }
@@ -127,51 +127,51 @@ mod tests {
 
     #[test]
     fn bytes_stay_in_the_buffer_they_came_in_which_is_used_again() {
-        let (spares, mut slot) = (Spares::default(), filled(SIZE, 7));
+        let (pool, mut slot) = (BufferPool::default(), filled(SIZE, 7));
         let came = slot.as_ptr();
-        let bytes = spares.swap(&mut slot);
+        let bytes = pool.swap(&mut slot);
         assert!(bytes.as_ptr() == came && slot.capacity() == SIZE, "not copied, one in its place");
         slot[..].fill(9);
         assert!(bytes.iter().all(|byte| *byte == 7), "another's slot");
-        assert_eq!(spares.count(), 0);
-        spares.give_back(bytes);
-        let next = spares.swap(&mut slot);
+        assert_eq!(pool.count(), 0);
+        pool.give_back(bytes);
+        let next = pool.swap(&mut slot);
         assert!(slot.as_ptr() == came && next.iter().all(|byte| *byte == 9));
     }
 
     #[test]
     fn a_buffer_that_a_device_knows_stays_and_its_bytes_are_in_one_that_is_used_again() {
-        let (spares, mut slot) = (Spares::default(), filled(SIZE - 1, 5));
+        let (pool, mut slot) = (BufferPool::default(), filled(SIZE - 1, 5));
         let came = slot.as_ptr();
-        let bytes = spares.swap_unless(true, &mut slot);
+        let bytes = pool.swap_unless(true, &mut slot);
         let copied = bytes.as_ptr();
         slot[..].fill(6);
         assert!(slot.as_ptr() == came && copied != came && bytes.len() == SIZE - 1);
         assert!(bytes.iter().all(|byte| *byte == 5));
-        spares.give_back(bytes);
-        let next = spares.swap_unless(true, &mut slot);
+        pool.give_back(bytes);
+        let next = pool.swap_unless(true, &mut slot);
         assert!(next.as_ptr() == copied && next.iter().all(|byte| *byte == 6));
     }
 
     #[test]
     fn a_buffer_that_is_mostly_empty_is_copied_and_stays() {
-        let (spares, mut slot) = (Spares::default(), filled(SIZE / 2, 5));
+        let (pool, mut slot) = (BufferPool::default(), filled(SIZE / 2, 5));
         let came = slot.as_ptr();
-        let bytes = spares.swap(&mut slot);
+        let bytes = pool.swap(&mut slot);
         slot[..].fill(6);
         assert!(slot.as_ptr() == came && bytes.len() == SIZE / 2);
         assert!(bytes.iter().all(|byte| *byte == 5));
-        spares.give_back(bytes);
-        assert_eq!(spares.count(), 0, "it is no buffer");
+        pool.give_back(bytes);
+        assert_eq!(pool.count(), 0, "it is no buffer");
     }
 
     #[test]
     fn no_more_are_kept_than_may_be_and_none_of_another_size() {
-        let spares = Spares::default();
-        let many: Vec<_> = (0..2 * SPARE_BYTES_MAX / SIZE).map(|_| spares.take(SIZE)).collect();
-        many.into_iter().flatten().for_each(|buffer| spares.put(buffer));
-        assert_eq!(spares.count(), SPARE_BYTES_MAX / SIZE);
-        assert!(spares.take(2 * SIZE).is_some_and(|it| it.capacity() == 2 * SIZE));
-        assert_eq!(spares.count(), 0, "nobody asks for those any more");
+        let pool = BufferPool::default();
+        let many: Vec<_> = (0..2 * POOL_BYTES_MAX / SIZE).map(|_| pool.take(SIZE)).collect();
+        many.into_iter().flatten().for_each(|buffer| pool.put(buffer));
+        assert_eq!(pool.count(), POOL_BYTES_MAX / SIZE);
+        assert!(pool.take(2 * SIZE).is_some_and(|it| it.capacity() == 2 * SIZE));
+        assert_eq!(pool.count(), 0, "nobody asks for those any more");
     }
 }

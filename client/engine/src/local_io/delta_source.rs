@@ -23,27 +23,27 @@ pub struct Basis {
     /// first.
     pub paths: Vec<WirePath>,
     /// Whether they are other files than the one that is replaced.
-    pub guess: bool,
+    pub fuzzy: bool,
 }
 
 /// A file of the target that is compared with what is wanted.
-pub(crate) struct Old {
+pub(crate) struct BasisFile {
     path: WirePath,
     /// It has something of what is wanted.
-    proven: AtomicBool,
+    matched: AtomicBool,
     /// It has something else, and nothing was taken from it before.
-    useless: AtomicBool,
+    mismatched: AtomicBool,
 }
 
-impl Old {
+impl BasisFile {
     /// One that is a guess is given up when it has not what it is first asked for.
-    pub fn new(path: WirePath, guess: bool) -> Self {
-        Self { path, proven: AtomicBool::new(!guess), useless: AtomicBool::new(false) }
+    pub fn new(path: WirePath, fuzzy: bool) -> Self {
+        Self { path, matched: AtomicBool::new(!fuzzy), mismatched: AtomicBool::new(false) }
     }
 
     /// The bytes of a piece of a file of `size` bytes, where it has them.
-    pub fn bytes_of(&self, folder: &Folder, piece: &Piece, size: u64) -> Option<Vec<u8>> {
-        if self.useless.load(Ordering::Relaxed) {
+    pub fn matching_bytes(&self, folder: &Folder, piece: &Piece, size: u64) -> Option<Vec<u8>> {
+        if self.mismatched.load(Ordering::Relaxed) {
             return None;
         }
         let old = Source::open(folder, &self.path, &self.path).ok()?;
@@ -56,10 +56,10 @@ impl Old {
             && grains
                 .all(|(offset, (grain, digest))| Digest::of_grain(offset, size, grain) == *digest);
         if read.is_ok() && same {
-            self.proven.store(true, Ordering::Relaxed);
+            self.matched.store(true, Ordering::Relaxed);
             return Some(bytes);
         }
-        self.useless.store(!self.proven.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.mismatched.store(!self.matched.load(Ordering::Relaxed), Ordering::Relaxed);
         None
     }
 }

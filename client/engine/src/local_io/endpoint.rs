@@ -1,11 +1,11 @@
-//! The local end of a copy: an `Origin` that chunks are read from, or a `Goal`
+//! The local end of a copy: an `DataSource` that chunks are read from, or a `DataSink`
 //! that verified ranges go to. Each is a file or a pipe, and whoever moves data
 //! need not know which.
 
-use crate::local_io::download_file::Sink;
-use crate::local_io::range_buffer::PartBuffer;
-use crate::local_io::stdin_source::Inlet;
-use crate::local_io::stdout_sink::Tap;
+use crate::local_io::download_file::DownloadFile;
+use crate::local_io::range_buffer::RangeBuffer;
+use crate::local_io::stdin_source::StdinSource;
+use crate::local_io::stdout_sink::StdoutSession;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use verbatim_files::Source;
@@ -15,17 +15,17 @@ use verbatim_proto::{Digest, Extent, Fault};
 
 /// Where bytes come from.
 #[derive(Clone)]
-pub(crate) enum Origin {
+pub(crate) enum DataSource {
     File(Arc<Source>),
-    Pipe(Arc<Inlet>),
+    Pipe(Arc<StdinSource>),
 }
 
-impl Origin {
+impl DataSource {
     /// How long it is, as far as is known.
     pub fn size(&self) -> u64 {
         match self {
             Self::File(source) => source.identity().size,
-            Self::Pipe(inlet) => inlet.size(),
+            Self::Pipe(stdin) => stdin.size(),
         }
     }
 
@@ -35,7 +35,7 @@ impl Origin {
                 let read = source.file().read_exact_at(bytes, offset);
                 read.map_err(|error| source.read_fault(&error))
             }
-            Self::Pipe(inlet) => inlet.read_at(bytes, offset),
+            Self::Pipe(stdin) => stdin.read_at(bytes, offset),
         }
     }
 
@@ -73,8 +73,8 @@ impl Origin {
 
     /// Nobody reads it any more.
     pub fn close(&self) {
-        if let Self::Pipe(inlet) = self {
-            inlet.close();
+        if let Self::Pipe(stdin) = self {
+            stdin.close();
         }
     }
 
@@ -92,20 +92,20 @@ impl Origin {
 
 /// Where verified bytes go.
 #[derive(Clone)]
-pub(crate) enum Goal {
-    File(Arc<Sink>),
-    Pipe(Tap),
+pub(crate) enum DataSink {
+    File(Arc<DownloadFile>),
+    Pipe(StdoutSession),
     /// Of a file that is read here and there.
-    Part(Arc<PartBuffer>),
+    Part(Arc<RangeBuffer>),
 }
 
-impl Goal {
+impl DataSink {
     /// The source is known now.
-    pub fn opened(&self, info: FileInfo) -> Result<(), Fault> {
+    pub fn set_info(&self, info: FileInfo) -> Result<(), Fault> {
         match self {
-            Self::File(sink) => sink.opened(info),
-            Self::Pipe(tap) => {
-                tap.opened(info);
+            Self::File(local_file) => local_file.set_info(info),
+            Self::Pipe(stdout) => {
+                stdout.set_info(info);
                 Ok(())
             }
             Self::Part(_) => Ok(()),
@@ -115,10 +115,10 @@ impl Goal {
     /// Takes a hole; returns the digests of zeros there.
     pub fn zero(&self, extent: Extent, size: u64) -> Result<Vec<Digest>, Fault> {
         match self {
-            Self::File(sink) => sink.target()?.zero(extent, size, |_| Ok(())),
-            Self::Pipe(tap) => {
+            Self::File(local_file) => local_file.target()?.zero(extent, size, |_| Ok(())),
+            Self::Pipe(stdout) => {
                 let digests = hash_zeros(size, extent);
-                tap.put_zeros(extent, &digests);
+                stdout.put_zeros(extent, &digests);
                 Ok(digests)
             }
             Self::Part(part) => Ok(part.put_zeros(extent, size)),
@@ -126,18 +126,18 @@ impl Goal {
     }
 
     /// Removes what has landed; what went through a pipe has gone.
-    pub fn forget(&self) {
+    pub fn discard(&self) {
         match self {
-            Self::File(sink) => sink.forget(),
-            Self::Pipe(tap) => tap.close(),
+            Self::File(local_file) => local_file.discard(),
+            Self::Pipe(stdout) => stdout.close(),
             Self::Part(_) => {}
         }
     }
 
     /// Lets go of it: what lasts is there for a later run, and a pipe for the next session.
-    pub fn leave(&self) {
+    pub fn suspend(&self) {
         match self {
-            Self::File(sink) => drop(sink.leave()),
+            Self::File(local_file) => drop(local_file.suspend()),
             Self::Pipe(_) | Self::Part(_) => {}
         }
     }
@@ -145,7 +145,7 @@ impl Goal {
     /// Where it is, for people.
     pub fn shown(&self) -> String {
         match self {
-            Self::File(sink) => sink.shown(),
+            Self::File(local_file) => local_file.shown(),
             Self::Pipe(_) | Self::Part(_) => "-".into(),
         }
     }
@@ -153,7 +153,7 @@ impl Goal {
     /// Says what a failure means to whoever has to begin again.
     pub fn explain(&self, fault: Fault) -> Fault {
         match self {
-            Self::Pipe(tap) => tap.explain(fault),
+            Self::Pipe(stdout) => stdout.explain(fault),
             Self::File(_) | Self::Part(_) => fault,
         }
     }

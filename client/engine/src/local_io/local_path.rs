@@ -1,7 +1,7 @@
 //! Local paths as a user gives them: what is there, and what its name is. Links
 //! are followed, because it is the user who named them.
 
-use crate::model::placement::TargetState;
+use crate::model::placement::TargetKind;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -12,22 +12,22 @@ use verbatim_proto::{Code, Fault, Resolution, WirePath};
 
 /// Whether a local target is a folder, another file, or missing; follows links. An error counts as
 /// missing.
-pub fn local_state(target: &Path) -> TargetState {
+pub fn target_kind(target: &Path) -> TargetKind {
     match std::fs::metadata(target) {
-        Ok(metadata) if metadata.is_dir() => TargetState::Folder,
-        Ok(_) => TargetState::File,
-        Err(_) => TargetState::Missing,
+        Ok(metadata) if metadata.is_dir() => TargetKind::Folder,
+        Ok(_) => TargetKind::File,
+        Err(_) => TargetKind::Missing,
     }
 }
 
 /// The resolution of timestamps in a local target, or in its folder if it is no folder.
 pub fn local_resolution(target: &Path) -> Resolution {
-    let folder = Folder::open(target).or_else(|_| split_local(target).map(|(folder, _)| folder));
+    let folder = Folder::open(target).or_else(|_| open_parent(target).map(|(folder, _)| folder));
     folder.map(|folder| folder.habits(&WirePath::root(), false).resolution).unwrap_or_default()
 }
 
 /// The entry at a local path; follows links.
-pub fn look_at(path: &Path) -> Result<Entry, Fault> {
+pub fn stat_local(path: &Path) -> Result<Entry, Fault> {
     let metadata = std::fs::metadata(path)
         .map_err(|e| Fault::from_io(format!("cannot look at {}", path.display()), &e))?;
     let kind = match metadata.file_type() {
@@ -42,7 +42,7 @@ pub fn look_at(path: &Path) -> Result<Entry, Fault> {
 }
 
 /// Opens the folder that a new local file goes into. Returns it with the name.
-pub fn split_local(target: &Path) -> Result<(Folder, WirePath), Fault> {
+pub fn open_parent(target: &Path) -> Result<(Folder, WirePath), Fault> {
     let name = target.file_name().ok_or_else(|| {
         Fault::new(Code::BadPath, format!("{} has no name to write to", target.display()))
     })?;

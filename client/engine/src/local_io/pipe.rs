@@ -1,5 +1,5 @@
-//! Pipes at either end of a copy: an `Inlet` is a source that is read once, an
-//! `Outlet` a target that is written in order. Each has a thread of its own, because
+//! Pipes at either end of a copy: an `StdinSource` is a source that is read once, an
+//! `StdoutSink` a target that is written in order. Each has a thread of its own, because
 //! whoever is at the other end of a pipe may take all the time in the world; both
 //! hold a bounded number of bytes.
 
@@ -38,20 +38,20 @@ impl PipeSender {
     }
 
     /// The sender of one pipe.
-    pub fn of(self, file: FileId) -> Teller {
-        Teller { sender: self, file }
+    pub fn for_file(self, file: FileId) -> PipeEventSender {
+        PipeEventSender { sender: self, file }
     }
 }
 
 /// Sends the events of one pipe.
 #[derive(Clone)]
-pub(crate) struct Teller {
+pub(crate) struct PipeEventSender {
     sender: PipeSender,
     file: FileId,
 }
 
-impl Teller {
-    pub fn tell(&self, event: PipeEvent) {
+impl PipeEventSender {
+    pub fn send(&self, event: PipeEvent) {
         // A session that is gone needs no events; a full queue waits, for nothing may be lost.
         let _ = self.sender.events.blocking_send((self.file, event));
         self.sender.waker.wake();
@@ -69,7 +69,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// A signal, or a pipe that somebody made not to block, is no error.
-pub(crate) fn wait_if_may(
+pub(crate) fn wait_if_transient(
     error: std::io::Error,
     fd: BorrowedFd<'_>,
     what: PollFlags,

@@ -3,7 +3,7 @@
 //! alone; taken by whoever asked for it, once. A chunk that is all of this part stays in
 //! the buffer that it came in.
 
-use crate::local_io::buffer_pool::{Bytes, Spares, ZEROS_MAX};
+use crate::local_io::buffer_pool::{BufferPool, Bytes, ZEROS_MAX};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,16 +16,16 @@ use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Digest, Extent};
 
 /// The most that one part may be, so that what is under way is bounded.
-pub const PART_BYTES_MAX: u64 = 4 << 20;
+pub const RANGE_BYTES_MAX: u64 = 4 << 20;
 
 // All of a part may be a hole.
-const _: () = assert!(PART_BYTES_MAX as usize <= ZEROS_MAX);
+const _: () = assert!(RANGE_BYTES_MAX as usize <= ZEROS_MAX);
 
 /// Whether somebody waits for something on its way, who may come when it has long been asked for.
 #[derive(Clone, Debug, Default)]
-pub struct Haste(Arc<AtomicBool>);
+pub struct Priority(Arc<AtomicBool>);
 
-impl Haste {
+impl Priority {
     /// Somebody waits from here on.
     pub fn raise(&self) {
         self.0.store(true, Ordering::Relaxed);
@@ -38,39 +38,39 @@ impl Haste {
 }
 
 /// A part that lands.
-pub struct PartBuffer {
+pub struct RangeBuffer {
     /// What is wanted, of which version.
     pub part: Part,
     /// Whether somebody waits for it.
-    pub haste: Haste,
+    pub priority: Priority,
     info: OnceLock<FileInfo>,
-    landed: Mutex<Landed>,
+    landed: Mutex<VerifiedRange>,
 }
 
 /// Verified bytes, and the digest of each of their grains.
 #[derive(Default)]
-pub struct Landed {
+pub struct VerifiedRange {
     /// The digests, by the offset of their grain in the file.
     pub digests: BTreeMap<u64, Digest>,
     /// The bytes, by where in the file they begin; no two have a byte in common.
     pieces: BTreeMap<u64, Bytes>,
-    spares: Option<Arc<Spares>>,
+    pool: Option<Arc<BufferPool>>,
 }
 
-impl PartBuffer {
+impl RangeBuffer {
     /// A place for this part.
     ///
     /// # Panics
     /// When it is longer than a part may be: a bug of the caller.
-    pub fn new(part: Part, haste: Haste, spares: &Arc<Spares>) -> Self {
-        assert!(part.want.len <= PART_BYTES_MAX, "a part has a bound");
+    pub fn new(part: Part, priority: Priority, pool: &Arc<BufferPool>) -> Self {
+        assert!(part.want.len <= RANGE_BYTES_MAX, "a part has a bound");
         let (digests, pieces) = (BTreeMap::new(), BTreeMap::new());
-        let landed = Landed { digests, pieces, spares: Some(spares.clone()) };
-        Self { part, haste, info: OnceLock::new(), landed: Mutex::new(landed) }
+        let landed = VerifiedRange { digests, pieces, pool: Some(pool.clone()) };
+        Self { part, priority, info: OnceLock::new(), landed: Mutex::new(landed) }
     }
 
     /// The file was opened, and is this.
-    pub fn opened(&self, info: FileInfo) {
+    pub fn set_info(&self, info: FileInfo) {
         let _ = self.info.set(info);
     }
 
@@ -82,7 +82,7 @@ impl PartBuffer {
     /// Takes verified bytes of the file with the digests of their grains.
     pub fn put(&self, offset: u64, bytes: &[u8], digests: &[Digest]) {
         let extent = Extent::new(offset, bytes.len() as u64);
-        if let Some(mut landed) = self.place(extent) {
+        if let Some(mut landed) = self.lock_if_wanted(extent) {
             landed.insert(extent, Bytes::Copied(bytes.to_vec()), digests);
         }
     }
@@ -90,15 +90,15 @@ impl PartBuffer {
     /// The same of all that is in a buffer, which may stay here: another one is in its place then.
     pub fn put_buffer(&self, offset: u64, buffer: &mut Buffer, digests: &[Digest]) {
         let extent = Extent::new(offset, buffer.len() as u64);
-        let Some(mut landed) = self.place(extent) else { return };
-        let Some(bytes) = landed.spares.as_ref().map(|spares| spares.swap(buffer)) else { return };
+        let Some(mut landed) = self.lock_if_wanted(extent) else { return };
+        let Some(bytes) = landed.pool.as_ref().map(|pool| pool.swap(buffer)) else { return };
         landed.insert(extent, bytes, digests);
     }
 
     /// Takes a hole; returns the digests of zeros there.
     pub fn put_zeros(&self, extent: Extent, size: u64) -> Vec<Digest> {
         let digests = hash_zeros(size, extent);
-        if let Some(mut landed) = self.place(extent) {
+        if let Some(mut landed) = self.lock_if_wanted(extent) {
             landed.insert(extent, Bytes::Zeros(extent.len as usize), &digests);
         }
         digests
@@ -106,15 +106,15 @@ impl PartBuffer {
 
     /// Where an extent goes; nowhere if it is not of this part, or all of it was taken already:
     /// nobody needs it twice.
-    fn place(&self, extent: Extent) -> Option<MutexGuard<'_, Landed>> {
+    fn lock_if_wanted(&self, extent: Extent) -> Option<MutexGuard<'_, VerifiedRange>> {
         let want = self.part.want;
         let inside = extent.offset >= want.offset && extent.end()? <= want.end()?;
         let landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
-        (inside && landed.spares.is_some()).then_some(landed)
+        (inside && landed.pool.is_some()).then_some(landed)
     }
 
     /// What landed, if it is all that was wanted; nothing is left then.
-    pub fn take(&self) -> Option<Landed> {
+    pub fn take(&self) -> Option<VerifiedRange> {
         let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
         let landed = std::mem::take(&mut *landed);
         let Extent { offset, len } = self.part.want;
@@ -123,7 +123,7 @@ impl PartBuffer {
     }
 }
 
-impl Landed {
+impl VerifiedRange {
     /// These bytes of the file, if they are here and follow one another.
     pub fn at(&self, offset: u64, len: usize) -> Option<&[u8]> {
         let (begin, bytes) = self.pieces.range(..=offset).next_back()?;
@@ -185,10 +185,10 @@ impl Landed {
     }
 }
 
-impl Drop for Landed {
+impl Drop for VerifiedRange {
     fn drop(&mut self) {
-        let Some(spares) = self.spares.take() else { return };
-        std::mem::take(&mut self.pieces).into_values().for_each(|bytes| spares.give_back(bytes));
+        let Some(pool) = self.pool.take() else { return };
+        std::mem::take(&mut self.pieces).into_values().for_each(|bytes| pool.give_back(bytes));
     }
 }
 
@@ -198,9 +198,13 @@ mod tests {
 
     const SIZE: u64 = 3 * GRAIN_BYTES;
 
-    fn buffer() -> PartBuffer {
+    fn buffer() -> RangeBuffer {
         let want = Extent::new(GRAIN_BYTES, GRAIN_BYTES);
-        PartBuffer::new(Part { size: SIZE, version: None, want }, Haste::default(), &Arc::default())
+        RangeBuffer::new(
+            Part { size: SIZE, version: None, want },
+            Priority::default(),
+            &Arc::default(),
+        )
     }
 
     #[test]
@@ -216,9 +220,9 @@ mod tests {
 
     #[test]
     fn holes_are_zeros_with_their_digests_and_take_no_memory() {
-        let (spares, size) = (Arc::<Spares>::default(), PART_BYTES_MAX);
+        let (pool, size) = (Arc::<BufferPool>::default(), RANGE_BYTES_MAX);
         let want = Extent::new(0, size);
-        let part = PartBuffer::new(Part { size, version: None, want }, Haste::default(), &spares);
+        let part = RangeBuffer::new(Part { size, version: None, want }, Priority::default(), &pool);
         let digests = part.put_zeros(want, size);
         assert_eq!(digests, Digest::of_grains(0, size, &vec![0; size as usize]));
         let bytes = vec![7; GRAIN_BYTES as usize];
@@ -246,9 +250,9 @@ mod tests {
 
     #[test]
     fn what_came_last_is_there_wherever_pieces_begin() {
-        let (spares, size) = (Arc::<Spares>::default(), PART_BYTES_MAX);
+        let (pool, size) = (Arc::<BufferPool>::default(), RANGE_BYTES_MAX);
         let want = Extent::new(0, 8 * GRAIN_BYTES);
-        let part = PartBuffer::new(Part { size, version: None, want }, Haste::default(), &spares);
+        let part = RangeBuffer::new(Part { size, version: None, want }, Priority::default(), &pool);
         let mut model = vec![0; want.len as usize];
         let mut put = |first: u64, grains: u64, byte: u8| {
             let (offset, bytes) =
@@ -277,13 +281,13 @@ mod tests {
     #[test]
     fn a_buffer_is_used_again_and_nobody_gets_what_was_in_it() {
         const CHUNK: usize = 1 << 20;
-        let (spares, size) = (Arc::<Spares>::default(), 2 * PART_BYTES_MAX);
+        let (pool, size) = (Arc::<BufferPool>::default(), 2 * RANGE_BYTES_MAX);
         let part = |len| {
             let part = Part { size, version: None, want: Extent::new(0, len) };
-            PartBuffer::new(part, Haste::default(), &spares)
+            RangeBuffer::new(part, Priority::default(), &pool)
         };
         let digests = |offset: u64, bytes: &[u8]| Digest::of_grains(offset, size, bytes);
-        let put = |part: &PartBuffer, buffer: &mut Buffer, chunk: u64, byte: u8| {
+        let put = |part: &RangeBuffer, buffer: &mut Buffer, chunk: u64, byte: u8| {
             let (offset, capacity) = (chunk * CHUNK as u64, buffer.capacity());
             buffer.set_len(CHUNK);
             buffer[..].fill(byte);
@@ -291,27 +295,27 @@ mod tests {
             assert_eq!(buffer.capacity(), capacity, "a link's slots stay as long as they are");
         };
         let mut slot = Buffer::new(CHUNK).expect("there is memory");
-        let first = part(PART_BYTES_MAX);
+        let first = part(RANGE_BYTES_MAX);
         (0..4).for_each(|chunk| put(&first, &mut slot, chunk, 7 + chunk as u8));
         let landed = first.take().expect("all of it landed");
         for chunk in 0..4 {
             let bytes = landed.at(chunk * CHUNK as u64, CHUNK).expect("in the buffer it came in");
             assert!(bytes.iter().all(|byte| *byte == 7 + chunk as u8), "another's slot");
         }
-        assert!(landed.at(1, CHUNK).is_none() && spares.count() == 0);
+        assert!(landed.at(1, CHUNK).is_none() && pool.count() == 0);
         drop(landed);
-        assert_eq!(spares.count(), 4);
+        assert_eq!(pool.count(), 4);
         // What is in a spare is of the first; a part is all there, or nobody gets it.
-        let second = part(PART_BYTES_MAX);
+        let second = part(RANGE_BYTES_MAX);
         (1..4).for_each(|chunk| put(&second, &mut slot, chunk, 1));
         assert!(second.take().is_none(), "a chunk did not land");
-        assert_eq!(spares.count(), 4);
+        assert_eq!(pool.count(), 4);
         // One that is mostly empty is copied, and stays where it was.
         let third = part(GRAIN_BYTES);
         slot.set_len(GRAIN_BYTES as usize);
         slot[..].fill(5);
         third.put_buffer(0, &mut slot, &digests(0, &[5; GRAIN_BYTES as usize]));
-        assert_eq!(spares.count(), 4, "nobody took one");
+        assert_eq!(pool.count(), 4, "nobody took one");
         slot[..].fill(6);
         let landed = third.take().expect("all of it landed");
         assert!(landed.at(0, GRAIN_BYTES as usize).expect("is here").iter().all(|it| *it == 5));

@@ -1,8 +1,10 @@
 //! A source that is read once, by a thread of its own: its chunks are kept until the
 //! server has them, a bounded number of bytes.
 
-use crate::local_io::buffer_pool::Spares;
-use crate::local_io::pipe::{PipeEvent, PipeSender, Teller, lock, spawn, wait_if_may};
+use crate::local_io::buffer_pool::BufferPool;
+use crate::local_io::pipe::{
+    PipeEvent, PipeEventSender, PipeSender, lock, spawn, wait_if_transient,
+};
 use rustix::event::PollFlags;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,50 +16,50 @@ use verbatim_proto::units::STREAM_BYTES_MAX;
 use verbatim_proto::{Code, Extent, Fault, FileId};
 
 /// Bytes of an inlet that are kept, about: two chunks more are on their way into it.
-const INLET_BYTES_MAX: usize = 16 << 20;
+const STDIN_BUFFER_BYTES_MAX: usize = 16 << 20;
 
 /// A source that is read once.
-pub(crate) struct Inlet {
+pub(crate) struct StdinSource {
     chunk_bytes: usize,
-    kept: Mutex<Kept>,
-    spares: Spares,
-    room: Condvar,
+    unstored: Mutex<Unstored>,
+    pool: BufferPool,
+    space: Condvar,
 }
 
 #[derive(Default)]
-struct Kept {
+struct Unstored {
     /// Offset -> bytes, and how many of them are not stored.
     chunks: BTreeMap<u64, (Buffer, usize)>,
     size: Option<u64>,
     closed: bool,
 }
 
-impl Inlet {
+impl StdinSource {
     /// Begins to read standard input for a file.
     pub fn of_stdin(file: FileId, chunk_bytes: usize, events: PipeSender) -> Arc<Self> {
-        let (kept, spares, room) = (Mutex::default(), Spares::default(), Condvar::new());
-        let inlet = Arc::new(Self { chunk_bytes, kept, spares, room });
-        let (reader, teller) = (inlet.clone(), events.of(file));
+        let (unstored, pool, space) = (Mutex::default(), BufferPool::default(), Condvar::new());
+        let source = Arc::new(Self { chunk_bytes, unstored, pool, space });
+        let (reader, events) = (source.clone(), events.for_file(file));
         spawn("stdin", move || {
             let input = std::io::stdin().as_fd().try_clone_to_owned().map(File::from);
-            let read = input.and_then(|input| reader.pump(input, &teller));
+            let read = input.and_then(|input| reader.pump(input, &events));
             if let Err(error) = read {
                 let fault = Fault::from_io("cannot read standard input", &error);
-                teller.tell(PipeEvent::Failed(fault));
+                events.send(PipeEvent::Failed(fault));
             }
         });
-        inlet
+        source
     }
 
     /// How long it is; as long as can be while that is not known.
     pub fn size(&self) -> u64 {
-        lock(&self.kept).size.unwrap_or(STREAM_BYTES_MAX)
+        lock(&self.unstored).size.unwrap_or(STREAM_BYTES_MAX)
     }
 
     /// Copies bytes out that were read and are not stored.
     pub fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<(), Fault> {
-        let kept = lock(&self.kept);
-        let chunk = kept.chunks.range(..=offset).next_back();
+        let unstored = lock(&self.unstored);
+        let chunk = unstored.chunks.range(..=offset).next_back();
         let found = chunk.and_then(|(start, (chunk, _))| {
             let at = (offset - start) as usize;
             chunk.get(at..at.checked_add(bytes.len())?)
@@ -69,26 +71,26 @@ impl Inlet {
 
     /// A range is stored: its bytes make room.
     pub fn release(&self, extent: Extent) {
-        let mut kept = lock(&self.kept);
-        let chunk = kept.chunks.range_mut(..=extent.offset).next_back();
+        let mut unstored = lock(&self.unstored);
+        let chunk = unstored.chunks.range_mut(..=extent.offset).next_back();
         let Some((&start, (_, left))) = chunk else { return };
         *left = left.saturating_sub(extent.len as usize);
         if *left == 0 {
-            let stored = kept.chunks.remove(&start);
-            stored.into_iter().for_each(|(chunk, _)| self.spares.put(chunk));
-            self.room.notify_all();
+            let stored = unstored.chunks.remove(&start);
+            stored.into_iter().for_each(|(chunk, _)| self.pool.put(chunk));
+            self.space.notify_all();
         }
     }
 
     /// Nobody needs it any more.
     pub fn close(&self) {
-        lock(&self.kept).closed = true;
-        self.room.notify_all();
+        lock(&self.unstored).closed = true;
+        self.space.notify_all();
     }
 
     /// Reads to the end. A chunk is handed on when it is known whether another follows: the
     /// digest of a file of one grain is not that of a grain of a longer one.
-    fn pump(&self, mut input: File, teller: &Teller) -> std::io::Result<()> {
+    fn pump(&self, mut input: File, events: &PipeEventSender) -> std::io::Result<()> {
         let (mut offset, mut got) = (0, 0);
         let mut next = self.buffer()?;
         loop {
@@ -103,10 +105,10 @@ impl Inlet {
             let extent = Extent::new(offset, chunk.len() as u64);
             offset += extent.len;
             let size = (got == 0).then_some(offset);
-            if !self.keep(extent, chunk, size) {
+            if !self.push(extent, chunk, size) {
                 return Ok(());
             }
-            teller.tell(PipeEvent::Read { extent, size });
+            events.send(PipeEvent::Read { extent, size });
             if size.is_some() {
                 return Ok(());
             }
@@ -115,22 +117,23 @@ impl Inlet {
 
     /// Room for a chunk. What is in it does not matter.
     fn buffer(&self) -> std::io::Result<Buffer> {
-        let mut buffer = self.spares.take(self.chunk_bytes).ok_or(ErrorKind::OutOfMemory)?;
+        let mut buffer = self.pool.take(self.chunk_bytes).ok_or(ErrorKind::OutOfMemory)?;
         buffer.set_len(self.chunk_bytes);
         Ok(buffer)
     }
 
     /// Waits for room and keeps a chunk; false when nobody needs it any more.
-    fn keep(&self, extent: Extent, chunk: Buffer, size: Option<u64>) -> bool {
-        let chunks_max = (INLET_BYTES_MAX / self.chunk_bytes).max(2);
-        let full = |kept: &mut Kept| kept.chunks.len() >= chunks_max && !kept.closed;
-        let waited = self.room.wait_while(lock(&self.kept), full);
-        let mut kept = waited.unwrap_or_else(PoisonError::into_inner);
-        kept.size = size;
+    fn push(&self, extent: Extent, chunk: Buffer, size: Option<u64>) -> bool {
+        let chunks_max = (STDIN_BUFFER_BYTES_MAX / self.chunk_bytes).max(2);
+        let full =
+            |unstored: &mut Unstored| unstored.chunks.len() >= chunks_max && !unstored.closed;
+        let waited = self.space.wait_while(lock(&self.unstored), full);
+        let mut unstored = waited.unwrap_or_else(PoisonError::into_inner);
+        unstored.size = size;
         if !chunk.is_empty() {
-            kept.chunks.insert(extent.offset, (chunk, extent.len as usize));
+            unstored.chunks.insert(extent.offset, (chunk, extent.len as usize));
         }
-        !kept.closed
+        !unstored.closed
     }
 }
 
@@ -146,7 +149,7 @@ fn fill(
         match input.read(&mut buffer[got..]) {
             Ok(0) => break,
             Ok(more) => got += more,
-            Err(error) => wait_if_may(error, input.as_fd(), PollFlags::IN)?,
+            Err(error) => wait_if_transient(error, input.as_fd(), PollFlags::IN)?,
         }
     }
     Ok(got)

@@ -1,10 +1,12 @@
 //! A target that is written in order, by a thread of its own: it takes verified ranges in
 //! any order. It outlives sessions: the next one is told what it took, and of which
-//! version of the file, and fetches the rest. Each session has a `Tap`, which gives
+//! version of the file, and fetches the rest. Each session has a `StdoutSession`, which gives
 //! nothing any more when another one is there.
 
-use crate::local_io::buffer_pool::{Bytes, Spares};
-use crate::local_io::pipe::{PipeEvent, PipeSender, Teller, lock, spawn, wait_if_may};
+use crate::local_io::buffer_pool::{BufferPool, Bytes};
+use crate::local_io::pipe::{
+    PipeEvent, PipeEventSender, PipeSender, lock, spawn, wait_if_transient,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,20 +21,20 @@ use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, FileId, RootBuilder
 
 /// Standard output, for one file.
 #[derive(Default)]
-pub(crate) struct Outlet {
-    state: Mutex<State>,
-    spares: Spares,
+pub(crate) struct StdoutSink {
+    state: Mutex<SinkState>,
+    pool: BufferPool,
     more: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct SinkState {
     /// How many sessions there were.
     sessions: u64,
-    teller: Option<Teller>,
+    events: Option<PipeEventSender>,
     /// What was taken, and of which file.
     have: Option<Have>,
-    parts: BTreeMap<u64, Part>,
+    segments: BTreeMap<u64, Segment>,
     written: u64,
     /// Where it ends, once all of it is verified.
     end: Option<u64>,
@@ -40,31 +42,35 @@ struct State {
     failed: Option<Fault>,
 }
 
-enum Part {
+enum Segment {
     Bytes(Bytes),
     Zeros(u64),
 }
 
-impl Outlet {
+impl StdoutSink {
     /// Begins to write, or goes on with the bytes of another session: a tap for this one, and
     /// what earlier ones brought, with how much of it is written.
-    pub fn tap(self: &Arc<Self>, file: FileId, events: PipeSender) -> (Tap, Option<(Have, u64)>) {
+    pub fn attach(
+        self: &Arc<Self>,
+        file: FileId,
+        events: PipeSender,
+    ) -> (StdoutSession, Option<(Have, u64)>) {
         let mut state = lock(&self.state);
         if state.sessions == 0 {
-            let outlet = self.clone();
-            spawn("stdout", move || outlet.run());
+            let sink = self.clone();
+            spawn("stdout", move || sink.run());
         }
         state.sessions += 1;
-        state.teller = Some(events.of(file));
+        state.events = Some(events.for_file(file));
         // Of what nothing was taken any version will do.
         state.have.take_if(|have| have.extents.is_empty());
-        let begun = state.have.clone().map(|have| (have, state.written));
-        (Tap { outlet: self.clone(), session: state.sessions }, begun)
+        let earlier = state.have.clone().map(|have| (have, state.written));
+        (StdoutSession { sink: self.clone(), session: state.sessions }, earlier)
     }
 
     /// Whether another session could go on: somebody reads it, and what was taken has a version
     /// that can be told from others.
-    pub fn can_go_on(&self) -> bool {
+    pub fn can_resume(&self) -> bool {
         let mut state = lock(&self.state);
         // Who has nothing to write is not told.
         if state.sessions > 0 && is_unread(std::io::stdout().as_fd()) {
@@ -98,48 +104,48 @@ impl Outlet {
         let fault = write_fault(&error);
         let mut state = lock(&self.state);
         state.failed = Some(fault.clone());
-        let teller = state.teller.clone();
+        let events = state.events.clone();
         drop(state);
-        teller.inspect(|teller| teller.tell(PipeEvent::Failed(fault)));
+        events.inspect(|events| events.send(PipeEvent::Failed(fault)));
     }
 
     fn pump(&self, output: &File) -> std::io::Result<()> {
-        while let Some(part) = self.next() {
-            let len = match part {
-                Part::Bytes(bytes) => {
+        while let Some(segment) = self.next() {
+            let len = match segment {
+                Segment::Bytes(bytes) => {
                     write_all(output, &bytes)?;
                     let len = bytes.len() as u64;
-                    self.spares.give_back(bytes);
+                    self.pool.give_back(bytes);
                     len
                 }
-                Part::Zeros(len) => {
+                Segment::Zeros(len) => {
                     self.write_zeros(output, len)?;
                     len
                 }
             };
             let mut state = lock(&self.state);
             state.written += len;
-            let (written, teller) = (state.written, state.teller.clone());
+            let (written, events) = (state.written, state.events.clone());
             drop(state);
-            teller.inspect(|teller| teller.tell(PipeEvent::Written(written)));
+            events.inspect(|events| events.send(PipeEvent::Written(written)));
         }
         let state = lock(&self.state);
-        let teller = state.teller.clone().filter(|_| !state.closed);
+        let events = state.events.clone().filter(|_| !state.closed);
         drop(state);
-        teller.inspect(|teller| teller.tell(PipeEvent::Ended));
+        events.inspect(|events| events.send(PipeEvent::Ended));
         Ok(())
     }
 
     /// The next part, once it is there; none at the end, or when nothing more is written.
-    fn next(&self) -> Option<Part> {
+    fn next(&self) -> Option<Segment> {
         let mut state = lock(&self.state);
         loop {
             if state.closed || state.end == Some(state.written) {
                 return None;
             }
             let at = state.written;
-            if let Some(part) = state.parts.remove(&at) {
-                return Some(part);
+            if let Some(segment) = state.segments.remove(&at) {
+                return Some(segment);
             }
             state = self.more.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -158,14 +164,14 @@ impl Outlet {
 
 /// The way of one session into an outlet.
 #[derive(Clone)]
-pub(crate) struct Tap {
-    outlet: Arc<Outlet>,
+pub(crate) struct StdoutSession {
+    sink: Arc<StdoutSink>,
     session: u64,
 }
 
-impl Tap {
+impl StdoutSession {
     /// The file is known now.
-    pub fn opened(&self, info: FileInfo) {
+    pub fn set_info(&self, info: FileInfo) {
         let FileInfo { size, mtime_ns, version, .. } = info;
         self.change(|state| {
             let fresh = || Have {
@@ -186,14 +192,14 @@ impl Tap {
 
     /// The same of all that is in a buffer, which may stay here: another one is in its place then.
     pub fn put_buffer(&self, offset: u64, buffer: &mut Buffer, digests: &[Digest]) {
-        self.insert(offset, self.outlet.spares.swap(buffer), digests);
+        self.insert(offset, self.sink.pool.swap(buffer), digests);
     }
 
     fn insert(&self, offset: u64, bytes: Bytes, digests: &[Digest]) {
         let extent = Extent::new(offset, bytes.len() as u64);
         self.change(|state| {
-            if state.takes(extent, digests) {
-                state.parts.insert(offset, Part::Bytes(bytes));
+            if state.accept(extent, digests) {
+                state.segments.insert(offset, Segment::Bytes(bytes));
             }
         });
     }
@@ -201,16 +207,16 @@ impl Tap {
     /// Takes a hole. Neighbours become one, so that holes take no room to speak of.
     pub fn put_zeros(&self, extent: Extent, digests: &[Digest]) {
         self.change(|state| {
-            if !state.takes(extent, digests) {
+            if !state.accept(extent, digests) {
                 return;
             }
-            if let Some((start, Part::Zeros(len))) =
-                state.parts.range_mut(..extent.offset).next_back()
+            if let Some((start, Segment::Zeros(len))) =
+                state.segments.range_mut(..extent.offset).next_back()
                 && start + *len == extent.offset
             {
                 *len += extent.len;
             } else {
-                state.parts.insert(extent.offset, Part::Zeros(extent.len));
+                state.segments.insert(extent.offset, Segment::Zeros(extent.len));
             }
         });
     }
@@ -222,33 +228,33 @@ impl Tap {
 
     /// Nothing more is written.
     pub fn close(&self) {
-        self.outlet.close();
+        self.sink.close();
     }
 
     /// Says what a failure means to whoever has to begin again.
     pub fn explain(&self, fault: Fault) -> Fault {
-        self.outlet.explain(fault)
+        self.sink.explain(fault)
     }
 
     /// Why it can be written no more, if it was found out before this session could be told.
     pub fn failure(&self) -> Option<Fault> {
-        lock(&self.outlet.state).failed.clone()
+        lock(&self.sink.state).failed.clone()
     }
 
     /// Another session has its own tap: what this one still brings would be there twice.
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        let mut state = lock(&self.outlet.state);
+    fn change(&self, change: impl FnOnce(&mut SinkState)) {
+        let mut state = lock(&self.sink.state);
         if state.sessions == self.session {
             change(&mut state);
-            self.outlet.more.notify_all();
+            self.sink.more.notify_all();
         }
     }
 }
 
-impl State {
+impl SinkState {
     /// Counts a range in, unless it is there: what comes late of a link that was given up comes
     /// again over another one.
-    fn takes(&mut self, extent: Extent, digests: &[Digest]) -> bool {
+    fn accept(&mut self, extent: Extent, digests: &[Digest]) -> bool {
         let Some(have) = self.have.as_mut().filter(|have| !have.extents.intersects(extent)) else {
             return false;
         };
@@ -263,7 +269,7 @@ fn write_all(mut output: &File, mut bytes: &[u8]) -> std::io::Result<()> {
         match output.write(bytes) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(sent) => bytes = &bytes[sent..],
-            Err(error) => wait_if_may(error, output.as_fd(), PollFlags::OUT)?,
+            Err(error) => wait_if_transient(error, output.as_fd(), PollFlags::OUT)?,
         }
     }
     Ok(())
@@ -296,77 +302,77 @@ mod tests {
     }
 
     /// An outlet, the tap of its first session, and the file it has opened.
-    fn tapped(version: Option<u64>) -> (Arc<Outlet>, Tap) {
-        let outlet = Arc::<Outlet>::default();
-        let (tap, begun) = next(&outlet);
-        assert!(begun.is_none(), "there was no session before");
-        tap.opened(info(version));
-        (outlet, tap)
+    fn tapped(version: Option<u64>) -> (Arc<StdoutSink>, StdoutSession) {
+        let sink = Arc::<StdoutSink>::default();
+        let (tap, earlier) = next(&sink);
+        assert!(earlier.is_none(), "there was no session before");
+        tap.set_info(info(version));
+        (sink, tap)
     }
 
-    fn next(outlet: &Arc<Outlet>) -> (Tap, Option<(Have, u64)>) {
-        outlet.tap(FileId(1), PipeSender::new(8, &Waker::default()).0)
+    fn next(sink: &Arc<StdoutSink>) -> (StdoutSession, Option<(Have, u64)>) {
+        sink.attach(FileId(1), PipeSender::new(8, &Waker::default()).0)
     }
 
     /// Puts a grain, which is not the first: nothing is written.
-    fn put(tap: &Tap, grain: u64) {
+    fn put(tap: &StdoutSession, grain: u64) {
         let (bytes, offset) = (vec![grain as u8; GRAIN], grain * GRAIN_BYTES);
         tap.put(offset, &bytes, &Digest::of_grains(offset, info(None).size, &bytes));
     }
 
     #[test]
     fn the_next_session_is_told_what_was_taken_and_the_last_one_brings_no_more() {
-        let (outlet, first) = tapped(Some(7));
+        let (sink, first) = tapped(Some(7));
         put(&first, 2);
-        let (second, begun) = next(&outlet);
+        let (second, earlier) = next(&sink);
         put(&first, 1);
         first.put_zeros(Extent::new(GRAIN_BYTES, GRAIN_BYTES), &[Digest([0; 32])]);
         first.end_at(0);
-        let (have, taken) = begun.expect("something came");
+        let (have, taken) = earlier.expect("something came");
         assert_eq!((have.size, have.version, taken), (info(None).size, Some(7), 0));
         let last = Extent::new(2 * GRAIN_BYTES, GRAIN_BYTES);
         assert_eq!(have.extents.iter().collect::<Vec<_>>(), [last]);
-        second.opened(info(Some(8)));
+        second.set_info(info(Some(8)));
         put(&second, 1);
-        let (have, _) = next(&outlet).1.expect("something came");
+        let (have, _) = next(&sink).1.expect("something came");
         assert_eq!(have.version, Some(7), "of the version that the first bytes are of");
         assert_eq!(have.extents.bytes(), 2 * GRAIN_BYTES);
-        assert_eq!(lock(&outlet.state).end, None, "it is over for who came too late");
-        outlet.close();
+        assert_eq!(lock(&sink.state).end, None, "it is over for who came too late");
+        sink.close();
     }
 
     #[test]
     fn what_comes_twice_is_taken_once() {
-        let (outlet, tap) = tapped(Some(7));
+        let (sink, tap) = tapped(Some(7));
         // Nothing is written then.
-        outlet.close();
+        sink.close();
         for grain in [2, 0, 2, 1, 1] {
             put(&tap, grain);
         }
         let zeros = Extent::new(GRAIN_BYTES, GRAIN_BYTES);
         tap.put_zeros(zeros, &Digest::of_grains(zeros.offset, info(None).size, &vec![0; GRAIN]));
         let all = [vec![0; GRAIN], vec![1; GRAIN], vec![2; GRAIN]].concat();
-        let root = next(&outlet).1.and_then(|(have, _)| have.root.finish());
+        let root = next(&sink).1.and_then(|(have, _)| have.root.finish());
         assert_eq!(root, Some(Digest::of(&all)));
-        assert_eq!(lock(&outlet.state).parts.len(), 3);
+        assert_eq!(lock(&sink.state).segments.len(), 3);
     }
 
     #[test]
     fn what_has_no_version_is_not_gone_on_with_once_something_of_it_came() {
         for version in [None, Some(7)] {
-            let (outlet, tap) = tapped(version);
-            assert!(outlet.can_go_on(), "nothing came");
+            let (sink, tap) = tapped(version);
+            assert!(sink.can_resume(), "nothing came");
             put(&tap, 1);
-            assert_eq!(outlet.can_go_on(), version.is_some());
-            outlet.close();
+            assert_eq!(sink.can_resume(), version.is_some());
+            sink.close();
         }
         // Of what nothing came the next session takes the version that it finds.
-        let (outlet, _) = tapped(Some(7));
-        let (tap, begun) = next(&outlet);
-        assert!(begun.is_none());
-        tap.opened(info(Some(8)));
+        let (sink, _) = tapped(Some(7));
+        let (tap, earlier) = next(&sink);
+        assert!(earlier.is_none());
+        tap.set_info(info(Some(8)));
         put(&tap, 1);
-        assert_eq!(next(&outlet).1.and_then(|(have, _)| have.version), Some(8));
-        outlet.close();
+        assert_eq!(next(&sink).1.and_then(|(have, _)| have.version), Some(8));
+        sink.close();
     }
 }

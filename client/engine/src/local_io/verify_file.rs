@@ -14,21 +14,26 @@ use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Code, Fault};
 
 /// What one piece of a chunk is compared with, and how long its file is on the server.
-pub(crate) struct Likeness {
+pub(crate) struct ComparedFile {
     pub source: Arc<Source>,
     pub size: u64,
 }
 
 /// Compares the pieces of a chunk, each with its file; one without was given up meanwhile.
-pub(crate) fn compare(pieces: &[Piece], likenesses: &[Option<Likeness>], stats: &Stats) -> Outcome {
-    let compare_one = |(piece, likeness): (&Piece, &Option<Likeness>)| match likeness {
-        Some(likeness) => likeness.compare(piece, stats),
+pub(crate) fn compare(
+    pieces: &[Piece],
+    compared_files: &[Option<ComparedFile>],
+    stats: &Stats,
+) -> Outcome {
+    let compare_one = |(piece, compared_file): (&Piece, &Option<ComparedFile>)| match compared_file
+    {
+        Some(compared_file) => compared_file.compare(piece, stats),
         None => PieceOutcome::Failed(Fault::new(Code::Interrupted, "it was given up")),
     };
-    Outcome::Landed(pieces.iter().zip(likenesses).map(compare_one).collect())
+    Outcome::Landed(pieces.iter().zip(compared_files).map(compare_one).collect())
 }
 
-impl Likeness {
+impl ComparedFile {
     fn compare(&self, piece: &Piece, stats: &Stats) -> PieceOutcome {
         let (source, extent) = (&self.source, piece.extent);
         let begin = Instant::now();

@@ -9,7 +9,7 @@ use verbatim_proto::{Excludes, Fault, Resolution, WirePath};
 
 /// The rules of one copy.
 #[derive(Clone, Debug, Default)]
-pub struct Rules {
+pub struct CopyPolicy {
     /// What is done with what is found.
     pub task: Task,
     /// Which targets are replaced.
@@ -48,21 +48,21 @@ pub enum Replace {
     Older,
 }
 
-impl Rules {
+impl CopyPolicy {
     /// Whether it matters what is at a target before it is written.
-    pub fn must_look(&self) -> bool {
+    pub fn must_stat_target(&self) -> bool {
         self.replace != Replace::Always
     }
 
     /// Whether a source is left out by its own name, as what is in a tree is.
-    pub fn leave_out(&self, name: Option<&[u8]>, kind: &EntryKind) -> Result<bool, Fault> {
+    pub fn excludes_source(&self, name: Option<&[u8]>, kind: &EntryKind) -> Result<bool, Fault> {
         let path = name.and_then(|name| WirePath::parse(name).ok());
         path.map_or(Ok(false), |path| self.exclude.excludes(&path, *kind == EntryKind::Folder))
     }
 
     /// What a file or link may take the place of when it is whole. Somebody may have come first
     /// since it was looked whether anything is there.
-    pub fn over(&self) -> Over {
+    pub fn overwrite(&self) -> Over {
         match self.replace {
             Replace::Never => Over::Nothing,
             Replace::Always | Replace::Older => Over::Anything,
@@ -97,13 +97,13 @@ mod tests {
             let (path, kind) = (WirePath::root(), EntryKind::File);
             Some(Entry { path, kind, size: 0, mode: 0, mtime_ns, meta: None })
         };
-        let rules = |replace| Rules { replace, ..Rules::default() };
-        let skip = |replace, there: Option<Entry>| rules(replace).skip(there.as_ref(), 5);
+        let policy = |replace| CopyPolicy { replace, ..CopyPolicy::default() };
+        let skip = |replace, there: Option<Entry>| policy(replace).skip(there.as_ref(), 5);
         for replace in [Replace::Always, Replace::Never, Replace::Older] {
             assert_eq!(skip(replace, None), None, "what is missing is copied");
-            assert_eq!(rules(replace).must_look(), replace != Replace::Always);
+            assert_eq!(policy(replace).must_stat_target(), replace != Replace::Always);
             let over = if replace == Replace::Never { Over::Nothing } else { Over::Anything };
-            assert_eq!(rules(replace).over(), over);
+            assert_eq!(policy(replace).overwrite(), over);
         }
         assert_eq!(skip(Replace::Always, there(9)), None);
         assert_eq!(skip(Replace::Never, there(1)), Some(SkipReason::Exists));
@@ -119,13 +119,14 @@ mod tests {
             Entry { path, kind, size: 0, mode: 0, mtime_ns, meta: None }
         };
         let replace = Replace::Older;
-        let rules = Rules { replace, resolution: Resolution::Second, ..Rules::default() };
-        let skip = |mtime_ns| rules.skip(Some(&there(mtime_ns)), 5_999_999_999);
+        let policy =
+            CopyPolicy { replace, resolution: Resolution::Second, ..CopyPolicy::default() };
+        let skip = |mtime_ns| policy.skip(Some(&there(mtime_ns)), 5_999_999_999);
         assert_eq!(skip(4_000_000_000), None);
         assert_eq!(skip(5_000_000_000), Some(SkipReason::AsNew));
         assert_eq!(skip(6_000_000_000), Some(SkipReason::AsNew));
         assert_eq!(skip(5_999_999_998), None, "what is mounted there keeps more");
-        let fine = Rules { replace, ..Rules::default() };
+        let fine = CopyPolicy { replace, ..CopyPolicy::default() };
         assert_eq!(fine.skip(Some(&there(5_000_000_000)), 5_999_999_999), None);
     }
 }

@@ -10,10 +10,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use verbatim_proto::{Code, Fault};
 
 /// How often a status is written even if nothing changes.
-pub const BEAT: Duration = Duration::from_secs(3);
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
 
 /// A status that is older than this is that of somebody who is gone.
-pub const BEAT_MAX: Duration = Duration::from_secs(12);
+pub const HEARTBEAT_MAX: Duration = Duration::from_secs(12);
 
 /// The largest status file that is read.
 const STATUS_BYTES_MAX: u64 = 64 << 10;
@@ -21,7 +21,7 @@ const STATUS_BYTES_MAX: u64 = 64 << 10;
 /// How a mirror is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum FollowState {
     /// It has not been equal yet.
     Starting,
     /// Something changed, and is being copied.
@@ -38,9 +38,9 @@ pub enum State {
 
 /// What the status file says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct FollowStatus {
     /// How it is.
-    pub state: State,
+    pub state: FollowState,
     /// Why, where it is not current.
     pub error: Option<String>,
     /// What is copied.
@@ -68,16 +68,16 @@ pub struct Status {
     pub pass_seconds: f64,
 }
 
-impl Status {
+impl FollowStatus {
     /// The status of what begins now.
     pub fn new(source: String, target: String) -> Self {
         Self {
-            state: State::Starting,
+            state: FollowState::Starting,
             error: None,
             source,
             target,
             process: std::process::id(),
-            written: seconds(SystemTime::now()),
+            written: unix_seconds(SystemTime::now()),
             current: None,
             passes: 0,
             changes: 0,
@@ -109,7 +109,7 @@ impl Status {
     /// Whether whoever wrote it is still there to write another, as far as the clock tells.
     pub fn is_fresh(&self, now: SystemTime) -> bool {
         // One of the future is of a clock that was set back; the next beat mends it.
-        (seconds(now) - self.written).abs() <= BEAT_MAX.as_secs_f64()
+        (unix_seconds(now) - self.written).abs() <= HEARTBEAT_MAX.as_secs_f64()
     }
 }
 
@@ -126,8 +126,8 @@ impl StatusFile {
     }
 
     /// Replaces the file, all of it at once.
-    pub fn write(&self, status: &mut Status) -> Result<(), Fault> {
-        status.written = seconds(SystemTime::now());
+    pub fn write(&self, status: &mut FollowStatus) -> Result<(), Fault> {
+        status.written = unix_seconds(SystemTime::now());
         let Some(path) = &self.path else { return Ok(()) };
         let cannot = |error: &std::io::Error| {
             Fault::from_io(format!("cannot write {}", path.display()), error)
@@ -140,7 +140,7 @@ impl StatusFile {
 
 /// Converts a time to seconds since 1970, cut to milliseconds: more digits are not always read
 /// from JSON as they were written.
-pub fn seconds(time: SystemTime) -> f64 {
+pub fn unix_seconds(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_millis() as f64 / 1000.0)
 }
 
@@ -152,18 +152,18 @@ mod tests {
     fn a_status_is_replaced_as_a_whole_and_read_again() {
         let dir = tempfile::tempdir().expect("folder");
         let path = dir.path().join("status");
-        assert_eq!(Status::read(&path).expect("none yet"), None);
+        assert_eq!(FollowStatus::read(&path).expect("none yet"), None);
         let file = StatusFile::new(Some(path.clone()));
-        let mut status = Status::new("h:/data".into(), "/scratch/data".into());
+        let mut status = FollowStatus::new("h:/data".into(), "/scratch/data".into());
         file.write(&mut status).expect("writes");
-        status.state = State::Current;
+        status.state = FollowState::Current;
         file.write(&mut status).expect("replaces");
-        assert_eq!(Status::read(&path).expect("reads"), Some(status.clone()));
+        assert_eq!(FollowStatus::read(&path).expect("reads"), Some(status.clone()));
         let text = std::fs::read_to_string(&path).expect("text");
         assert!(text.contains("\"state\": \"current\"") && text.ends_with("}\n"), "{text}");
         assert_eq!(std::fs::read_dir(dir.path()).expect("lists").count(), 1, "nothing is left");
         std::fs::write(&path, "{").expect("writes");
-        let fault = Status::read(&path).expect_err("no status");
+        let fault = FollowStatus::read(&path).expect_err("no status");
         assert!(fault.text.contains("no status file of rdma-sync"), "{fault}");
         let missing = StatusFile::new(Some(dir.path().join("no/status")));
         assert_eq!(missing.write(&mut status).expect_err("no folder").code, Code::NotFound);
@@ -171,11 +171,16 @@ mod tests {
 
     #[test]
     fn a_status_is_believed_for_as_long_as_it_is_fresh() {
-        let mut status = Status::new(String::new(), String::new());
+        let mut status = FollowStatus::new(String::new(), String::new());
         let now = SystemTime::now();
-        status.written = seconds(now);
-        assert!(status.is_fresh(now + BEAT * 2) && status.is_fresh(now - BEAT));
-        assert!(!status.is_fresh(now + BEAT_MAX * 2) && !status.is_fresh(now - BEAT_MAX * 2));
+        status.written = unix_seconds(now);
+        assert!(
+            status.is_fresh(now + HEARTBEAT_INTERVAL * 2)
+                && status.is_fresh(now - HEARTBEAT_INTERVAL)
+        );
+        assert!(
+            !status.is_fresh(now + HEARTBEAT_MAX * 2) && !status.is_fresh(now - HEARTBEAT_MAX * 2)
+        );
     }
 
     #[test]
@@ -183,14 +188,14 @@ mod tests {
         let dir = tempfile::tempdir().expect("folder");
         let path = dir.path().join("status");
         let file = StatusFile::new(Some(path.clone()));
-        let mut status = Status::new("h:/data".into(), "/scratch/data".into());
-        status.state = State::Behind;
+        let mut status = FollowStatus::new("h:/data".into(), "/scratch/data".into());
+        status.state = FollowState::Behind;
         status.error = Some("disk full, current is far".into());
         file.write(&mut status).expect("writes");
         let whole = std::fs::read(&path).expect("reads");
         let read = |bytes: &[u8]| {
             std::fs::write(&path, bytes).expect("writes");
-            Status::read(&path).ok().flatten()
+            FollowStatus::read(&path).ok().flatten()
         };
         // The last byte ends the line.
         for len in 0..whole.len() - 1 {
@@ -199,8 +204,8 @@ mod tests {
         for bit in 0..whole.len() * 8 {
             let mut flipped = whole.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            let state = read(&flipped).map_or(State::Behind, |status| status.state);
-            assert_eq!(state, State::Behind, "bit {bit} flipped");
+            let state = read(&flipped).map_or(FollowState::Behind, |status| status.state);
+            assert_eq!(state, FollowState::Behind, "bit {bit} flipped");
         }
     }
 }

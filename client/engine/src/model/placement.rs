@@ -10,7 +10,7 @@ use verbatim_proto::{Code, Fault, WirePath};
 
 /// What is at the target now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TargetState {
+pub enum TargetKind {
     /// Nothing.
     Missing,
     /// A folder.
@@ -21,7 +21,7 @@ pub enum TargetState {
 
 /// What the user asked for.
 #[derive(Clone, Copy, Debug)]
-pub struct Request {
+pub struct CopyArgs {
     /// How many sources there are.
     pub sources: usize,
     /// Whether folders may be copied.
@@ -32,19 +32,19 @@ pub struct Request {
 
 /// Where one source goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Placement {
     /// Into the target folder, under the source's own name.
     Inside,
     /// Under the target's own name.
-    Itself,
+    AsTarget,
 }
 
-impl Place {
+impl Placement {
     /// Where on this machine a source of this name goes.
     pub fn below(self, target: &Path, name: &[u8]) -> PathBuf {
         match self {
             Self::Inside => target.join(OsStr::from_bytes(name)),
-            Self::Itself => target.to_owned(),
+            Self::AsTarget => target.to_owned(),
         }
     }
 }
@@ -59,17 +59,17 @@ pub struct Refusal {
 }
 
 /// Checks what the user asked for against what the target is, for all sources at once.
-pub fn check_target(request: Request, target: TargetState) -> Result<(), Refusal> {
+pub fn check_target(request: CopyArgs, target: TargetKind) -> Result<(), Refusal> {
     let must_be_folder = request.sources > 1 || request.target_is_folder;
     let refuse = |cause| Err(Refusal { cause, hint: None });
     match target {
-        TargetState::Folder => Ok(()),
-        TargetState::File if must_be_folder => refuse("the target is not a folder"),
-        TargetState::Missing if must_be_folder => Err(Refusal {
+        TargetKind::Folder => Ok(()),
+        TargetKind::File if must_be_folder => refuse("the target is not a folder"),
+        TargetKind::Missing if must_be_folder => Err(Refusal {
             cause: "the target folder does not exist",
             hint: Some("make the folder first, or copy one thing to a new name"),
         }),
-        TargetState::File | TargetState::Missing => Ok(()),
+        TargetKind::File | TargetKind::Missing => Ok(()),
     }
 }
 
@@ -82,34 +82,34 @@ pub fn is_contents(source: &[u8]) -> bool {
 
 /// Decides where one source goes. `contents` is for a source that stands for what is in it.
 pub fn place(
-    request: Request,
-    target: TargetState,
+    request: CopyArgs,
+    target: TargetKind,
     source: &EntryKind,
     contents: bool,
-) -> Result<Place, Refusal> {
+) -> Result<Placement, Refusal> {
     match source {
         EntryKind::Folder if !request.recursive => {
             Err(Refusal { cause: "it is a folder", hint: Some("copy folders with -r") })
         }
-        EntryKind::Folder if target == TargetState::File => {
+        EntryKind::Folder if target == TargetKind::File => {
             Err(Refusal { cause: "a file is where the folder would go", hint: None })
         }
         EntryKind::Special => Err(Refusal { cause: "it is not a regular file", hint: None }),
-        EntryKind::Folder if contents => Ok(Place::Itself),
-        _ if target == TargetState::Folder => Ok(Place::Inside),
-        _ => Ok(Place::Itself),
+        EntryKind::Folder if contents => Ok(Placement::AsTarget),
+        _ if target == TargetKind::Folder => Ok(Placement::Inside),
+        _ => Ok(Placement::AsTarget),
     }
 }
 
 /// The names that sources have in the target.
 #[derive(Default)]
-pub struct Places(HashMap<WirePath, String>);
+pub struct TargetNames(HashMap<WirePath, String>);
 
-impl Places {
+impl TargetNames {
     /// Takes a name for a source; whether it is new, and not the same source named twice. Two of
     /// one name would be copied over each other, and only one of them would be left: folders too,
     /// which cp would merge, because what is in both would be of one of them.
-    pub fn take(&mut self, name: &WirePath, source: &str) -> Result<bool, Fault> {
+    pub fn claim(&mut self, name: &WirePath, source: &str) -> Result<bool, Fault> {
         match self.0.insert(name.clone(), source.to_owned()) {
             None => Ok(true),
             Some(first) if first == source => Ok(false),
@@ -127,19 +127,19 @@ impl Places {
 mod tests {
     use super::*;
 
-    const ONE: Request = Request { sources: 1, recursive: true, target_is_folder: false };
+    const ONE: CopyArgs = CopyArgs { sources: 1, recursive: true, target_is_folder: false };
 
     #[test]
     fn a_source_goes_into_a_folder_or_takes_a_new_name() {
         let file = &EntryKind::File;
-        assert_eq!(place(ONE, TargetState::Folder, file, false), Ok(Place::Inside));
-        assert_eq!(place(ONE, TargetState::Missing, file, false), Ok(Place::Itself));
-        assert_eq!(place(ONE, TargetState::File, file, false), Ok(Place::Itself));
+        assert_eq!(place(ONE, TargetKind::Folder, file, false), Ok(Placement::Inside));
+        assert_eq!(place(ONE, TargetKind::Missing, file, false), Ok(Placement::AsTarget));
+        assert_eq!(place(ONE, TargetKind::File, file, false), Ok(Placement::AsTarget));
         let folder = &EntryKind::Folder;
-        assert_eq!(place(ONE, TargetState::Folder, folder, false), Ok(Place::Inside));
-        assert_eq!(place(ONE, TargetState::Folder, folder, true), Ok(Place::Itself));
-        assert_eq!(place(ONE, TargetState::Missing, folder, false), Ok(Place::Itself));
-        assert!(place(ONE, TargetState::File, folder, false).is_err());
+        assert_eq!(place(ONE, TargetKind::Folder, folder, false), Ok(Placement::Inside));
+        assert_eq!(place(ONE, TargetKind::Folder, folder, true), Ok(Placement::AsTarget));
+        assert_eq!(place(ONE, TargetKind::Missing, folder, false), Ok(Placement::AsTarget));
+        assert!(place(ONE, TargetKind::File, folder, false).is_err());
     }
 
     #[test]
@@ -157,21 +157,21 @@ mod tests {
 
     #[test]
     fn several_sources_need_a_folder_and_so_does_a_slash() {
-        let several = Request { sources: 2, ..ONE };
-        let slash = Request { target_is_folder: true, ..ONE };
+        let several = CopyArgs { sources: 2, ..ONE };
+        let slash = CopyArgs { target_is_folder: true, ..ONE };
         for request in [several, slash] {
-            assert!(check_target(request, TargetState::Folder).is_ok());
-            assert!(check_target(request, TargetState::Missing).is_err());
-            assert!(check_target(request, TargetState::File).is_err());
+            assert!(check_target(request, TargetKind::Folder).is_ok());
+            assert!(check_target(request, TargetKind::Missing).is_err());
+            assert!(check_target(request, TargetKind::File).is_err());
         }
-        assert!(check_target(ONE, TargetState::Missing).is_ok());
+        assert!(check_target(ONE, TargetKind::Missing).is_ok());
     }
 
     #[test]
     fn folders_need_the_flag_and_special_files_are_refused() {
-        let plain = Request { recursive: false, ..ONE };
-        let refusal = place(plain, TargetState::Missing, &EntryKind::Folder, false);
+        let plain = CopyArgs { recursive: false, ..ONE };
+        let refusal = place(plain, TargetKind::Missing, &EntryKind::Folder, false);
         assert_eq!(refusal.expect_err("refused").hint, Some("copy folders with -r"));
-        assert!(place(ONE, TargetState::Missing, &EntryKind::Special, false).is_err());
+        assert!(place(ONE, TargetKind::Missing, &EntryKind::Special, false).is_err());
     }
 }

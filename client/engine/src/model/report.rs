@@ -12,7 +12,7 @@ use verbatim_proto::{Code, Digest, Dropped, Fault};
 pub trait Observer: Send {
     /// Whether it wants to hear of every single file and change; asked once, when a copy begins.
     /// Where it does not, nobody makes up what would be told.
-    fn hears_of_files(&self) -> bool {
+    fn wants_per_file_events(&self) -> bool {
         true
     }
     /// A file is under its final name, whole and verified.
@@ -32,7 +32,7 @@ pub trait Observer: Send {
     /// The server is there again, and the copy goes on.
     fn reconnected(&mut self) {}
     /// How a mirror that follows its source is, whenever that changes.
-    fn followed(&mut self, _status: &crate::model::follow_status::Status) {}
+    fn followed(&mut self, _status: &crate::model::follow_status::FollowStatus) {}
 }
 
 /// Takes nothing in particular.
@@ -178,7 +178,7 @@ pub struct Progress {
     /// and they take as long as hashing data.
     pub hashing_holes: bool,
     /// Set while the server owes an answer.
-    pub quiet: Option<Quiet>,
+    pub quiet: Option<ServerSilence>,
 }
 
 impl Progress {
@@ -190,7 +190,7 @@ impl Progress {
 
 /// A server that has not answered yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quiet {
+pub struct ServerSilence {
     /// For how long nothing was heard of it.
     pub so_far: Duration,
     /// For how long that may be, before it is given up.
@@ -223,7 +223,7 @@ pub struct Port {
 
 /// Requests to an RDMA device: those posted, and those it has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Posted {
+pub struct RdmaCounters {
     /// One-sided reads.
     pub reads: u64,
     /// One-sided writes.
@@ -275,7 +275,7 @@ pub struct Summary {
     /// The RDMA ports that were chosen.
     pub ports: Vec<Port>,
     /// What the RDMA device of this side was asked to do.
-    pub rdma: Posted,
+    pub rdma: RdmaCounters,
     /// The most bytes of huge pages that its buffers had.
     pub huge_page_bytes: u64,
     /// What most of the time went into.

@@ -2,11 +2,11 @@
 //! the server. `dir_guard` says when a folder is due; the inner ones come first.
 
 use crate::connection::Engine;
-use crate::connection::dir_guard::{Due, Ending, Endings, Mark, Place};
+use crate::connection::dir_guard::{DirGuard, DirGuards, DirLocation, DirMetaJob, WorkItem};
 use crate::connection::jobs::Jobs;
-use crate::connection::ledger::Item;
+use crate::connection::ledger::ItemKey;
 use crate::local_io::waker::Waker;
-use crate::transfer::remote_mkdir::Make;
+use crate::transfer::remote_mkdir::MkdirEntry;
 use std::sync::Arc;
 use verbatim_files::Rules;
 use verbatim_proto::message::{EntryKind, NewEntry};
@@ -14,28 +14,34 @@ use verbatim_proto::units::BATCH_FILES_MAX;
 use verbatim_proto::{Dropped, Fault, Meta};
 
 /// What became of the metadata of a batch of folders, and what of it was not kept.
-type Described = Vec<(Item, String, Result<Dropped, Fault>)>;
+type DirMetaResults = Vec<(ItemKey, String, Result<Dropped, Fault>)>;
 
 /// Folders that get their metadata when nothing in them is left to do.
 pub(crate) struct DirMetadata {
-    endings: Endings,
+    guards: DirGuards,
     /// Whether a job sets the metadata of local folders: one at a time, to keep their order.
     setting: bool,
-    jobs: Jobs<Described>,
+    jobs: Jobs<DirMetaResults>,
 }
 
 impl DirMetadata {
     pub fn new(waker: &Waker) -> Self {
-        Self { endings: Endings::default(), setting: false, jobs: Jobs::new(waker) }
+        Self { guards: DirGuards::default(), setting: false, jobs: Jobs::new(waker) }
     }
 
     /// Plans the metadata of a folder.
-    pub fn plan(&self, place: Place, mark: Mark, label: String, meta: Meta) -> Arc<Ending> {
-        self.endings.plan(place, mark, label, meta)
+    pub fn guard(
+        &self,
+        place: DirLocation,
+        work_item: WorkItem,
+        label: String,
+        meta: Meta,
+    ) -> Arc<DirGuard> {
+        self.guards.guard(place, work_item, label, meta)
     }
 
     pub fn is_idle(&mut self) -> bool {
-        !self.setting && self.endings.is_idle()
+        !self.setting && self.guards.is_idle()
     }
 
     /// Whether a job sets metadata on this machine.
@@ -45,7 +51,7 @@ impl DirMetadata {
 
     /// How many folders are done and wait for their metadata.
     pub fn queued(&self) -> usize {
-        self.endings.queued()
+        self.guards.queued()
     }
 
     /// Has a job set the metadata of local folders.
@@ -53,7 +59,7 @@ impl DirMetadata {
         if self.setting {
             return;
         }
-        let batch = self.endings.take_local(BATCH_FILES_MAX);
+        let batch = self.guards.take_local(BATCH_FILES_MAX);
         if !batch.is_empty() {
             self.setting = true;
             self.jobs.run(move || describe_all(batch));
@@ -61,8 +67,8 @@ impl DirMetadata {
     }
 
     /// The next remote folders, for the server to describe.
-    pub fn next_remote(&mut self) -> Option<Vec<Make>> {
-        let batch = self.endings.take_remote(BATCH_FILES_MAX);
+    pub fn next_remote(&mut self) -> Option<Vec<MkdirEntry>> {
+        let batch = self.guards.take_remote(BATCH_FILES_MAX);
         (!batch.is_empty()).then(|| batch.into_iter().filter_map(make_of).collect())
     }
 
@@ -84,29 +90,29 @@ impl DirMetadata {
 
     /// Lets go of folders that are done but have not got their metadata. The next session looks
     /// at them again; all in them is over, so they are due as soon as they are found.
-    pub fn leave(&mut self, engine: &mut Engine) {
-        let mut endings = std::mem::take(&mut self.endings);
-        let due = endings.take_local(usize::MAX).into_iter().chain(endings.take_remote(usize::MAX));
+    pub fn suspend(&mut self, engine: &mut Engine) {
+        let mut guards = std::mem::take(&mut self.guards);
+        let due = guards.take_local(usize::MAX).into_iter().chain(guards.take_remote(usize::MAX));
         for due in due {
-            engine.outcomes().ledger().leave(due.item, due.label, false);
+            engine.outcomes().ledger().note_unfinished(due.item, due.label, false);
         }
         self.setting = false;
     }
 }
 
 /// What the server is asked.
-fn make_of(due: Due) -> Option<Make> {
-    let Place::Remote(path) = due.place else { return None };
+fn make_of(due: DirMetaJob) -> Option<MkdirEntry> {
+    let DirLocation::Remote(path) = due.place else { return None };
     let (kind, meta) = (EntryKind::Folder, Some(Box::new(due.meta)));
     let entry = NewEntry { path, kind, force: false, mode: 0o700, meta, unfinished: false };
-    Some((entry, (Mark::alone(due.item), due.label)))
+    Some((entry, (WorkItem::unguarded(due.item), due.label)))
 }
 
-fn describe_all(batch: Vec<Due>) -> Described {
+fn describe_all(batch: Vec<DirMetaJob>) -> DirMetaResults {
     let rules = Rules::of_user();
-    let set = |Due { item, place, label, meta }| match place {
-        Place::Local(folder, path) => (item, label, folder.describe(&path, &meta, &rules)),
-        Place::Remote(_) => (item, label, Ok(Dropped::default())),
+    let set = |DirMetaJob { item, place, label, meta }| match place {
+        DirLocation::Local(folder, path) => (item, label, folder.describe(&path, &meta, &rules)),
+        DirLocation::Remote(_) => (item, label, Ok(Dropped::default())),
     };
     batch.into_iter().map(set).collect()
 }

@@ -2,15 +2,15 @@
 //! places they go to, and commits what is whole in batches.
 
 use crate::connection::Engine;
-use crate::connection::dir_guard::Mark;
-use crate::connection::fd_budget::Taken;
+use crate::connection::dir_guard::WorkItem;
+use crate::connection::fd_budget::FdReservation;
 use crate::connection::jobs::Jobs;
 use crate::connection::largest_first::LargestFirst;
-use crate::connection::receive::Landing;
+use crate::connection::receive::ChunkTarget;
 use crate::connection::worker::Command;
 use crate::local_io::delta_source::Basis;
-use crate::local_io::download_file::Sink;
-use crate::local_io::endpoint::Goal;
+use crate::local_io::download_file::DownloadFile;
+use crate::local_io::endpoint::DataSink;
 use crate::local_io::waker::Waker;
 use crate::model::report::FileDone;
 use crate::transfer::id_translation::IdTranslation;
@@ -48,14 +48,14 @@ pub struct Download {
 
 /// The files that are fetched.
 pub(crate) struct Downloads {
-    queue: LargestFirst<(Mark, Download)>,
+    queue: LargestFirst<(WorkItem, Download)>,
     /// Those whose remains of an earlier run are looked for, and where they come from.
     resuming: HashMap<FileId, (WirePath, File)>,
     files: FileMap<File>,
-    whole: Vec<Whole>,
+    complete: Vec<CompleteFile>,
     commits: usize,
     /// Verified, and not yet all through its pipe.
-    piped: Option<(FileId, Digest)>,
+    in_pipe: Option<(FileId, Digest)>,
     jobs: Jobs<Answer>,
 }
 
@@ -64,27 +64,27 @@ enum Answer {
     /// What an earlier run left of a file.
     Resumed(FileId, Option<Box<Have>>),
     Zeroed(Zero, Result<Vec<Digest>, Fault>),
-    Landed(Landed),
+    Committed(CommitResults),
 }
 
 struct File {
-    mark: Mark,
+    work_item: WorkItem,
     label: String,
-    goal: Goal,
+    sink: DataSink,
     size: u64,
-    _taken: Option<Taken>,
+    _fds: Option<FdReservation>,
 }
 
 /// A file that is all here.
-struct Whole {
+struct CompleteFile {
     id: FileId,
     root: Digest,
-    sink: Arc<Sink>,
+    local_file: Arc<DownloadFile>,
     meta: Kept,
 }
 
 /// What became of a batch of such files, and what of their metadata was not kept.
-type Landed = (Vec<(FileId, Digest, Result<(), Fault>)>, Dropped);
+type CommitResults = (Vec<(FileId, Digest, Result<(), Fault>)>, Dropped);
 
 impl Downloads {
     pub fn new(waker: &Waker) -> Self {
@@ -92,9 +92,9 @@ impl Downloads {
             queue: LargestFirst::default(),
             resuming: HashMap::new(),
             files: FileMap::default(),
-            whole: Vec::new(),
+            complete: Vec::new(),
             commits: 0,
-            piped: None,
+            in_pipe: None,
             jobs: Jobs::new(waker),
         }
     }
@@ -105,60 +105,69 @@ impl Downloads {
 
     /// Whether files that are all here are being made durable, or will be, or what is left of an
     /// earlier run is being hashed: the next session would do it again.
-    pub fn is_landing(&self) -> bool {
-        self.commits > 0 || !self.whole.is_empty() || self.may_take_long()
+    pub fn is_committing(&self) -> bool {
+        self.commits > 0 || !self.complete.is_empty() || self.may_finish_slowly()
     }
 
     /// Whether that may take longer than anybody would wait who wants to end it.
-    pub fn may_take_long(&self) -> bool {
-        self.piped.is_some() || !self.resuming.is_empty()
+    pub fn may_finish_slowly(&self) -> bool {
+        self.in_pipe.is_some() || !self.resuming.is_empty()
     }
 
     /// Does not wait for that.
-    pub fn wait_for_nobody(&mut self) {
-        self.piped = None;
+    pub fn abandon_slow_finishers(&mut self) {
+        self.in_pipe = None;
         let left = self.resuming.drain().map(|(id, (_, file))| (id, file));
         self.files.extend(left);
     }
 
     /// Counts a pipe as begun.
-    pub fn begin(&mut self, id: FileId, mark: Mark, label: String, goal: Goal, size: u64) {
-        self.files.insert(id, File { mark, label, goal, size, _taken: None });
+    pub fn begin(
+        &mut self,
+        id: FileId,
+        work_item: WorkItem,
+        label: String,
+        sink: DataSink,
+        size: u64,
+    ) {
+        self.files.insert(id, File { work_item, label, sink, size, _fds: None });
     }
 
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
 
-    pub fn add(&mut self, engine: &mut Engine, mark: Mark, download: Download) {
+    pub fn add(&mut self, engine: &mut Engine, work_item: WorkItem, download: Download) {
         engine.outcomes().expect(download.size);
-        self.queue.push(download.size, (mark, download));
+        self.queue.push(download.size, (work_item, download));
     }
 
     pub fn pump(&mut self, engine: &mut Engine) {
         // Nobody would hear of what a session opens that is over.
-        if engine.broken().is_some() {
+        if engine.session_fault().is_some() {
             return;
         }
         // A file holds descriptors until it is durable; a slow disk slows down what is opened.
         while engine.read().room() > self.resuming.len() && engine.fds().has_room() {
-            let Some((mark, download)) = self.queue.pop() else { return };
+            let Some((work_item, download)) = self.queue.pop() else { return };
             let id = engine.file();
             let Download { remote, folder, local, .. } = download;
-            let sink = Sink::new(folder, local, engine.server(), remote.clone());
+            let local_file = DownloadFile::new(folder, local, engine.server(), remote.clone());
             let has_basis = download.basis.is_some();
             if let Some(basis) = &download.basis {
-                sink.compare_with(basis);
+                local_file.set_basis(basis);
             }
-            let taken = engine.fds().take(download.size, has_basis);
-            let (label, goal, size) = (download.label, Goal::File(sink.clone()), download.size);
-            let file = File { mark, label, goal, size, _taken: Some(taken) };
-            if Sink::may_resume(size) {
+            let fds = engine.fds().reserve(download.size, has_basis);
+            let (label, sink, size) =
+                (download.label, DataSink::File(local_file.clone()), download.size);
+            let file = File { work_item, label, sink, size, _fds: Some(fds) };
+            if DownloadFile::may_resume(size) {
                 self.resuming.insert(id, (remote, file));
                 // After another boot all that is left is hashed, which takes as long as it takes.
                 let stats = engine.stats().clone();
-                self.jobs
-                    .run(move || Answer::Resumed(id, sink.resume(&stats.rehashed).map(Box::new)));
+                self.jobs.run(move || {
+                    Answer::Resumed(id, local_file.resume(&stats.rehashed).map(Box::new))
+                });
             } else {
                 self.open(engine, id, remote, file, None);
             }
@@ -195,33 +204,33 @@ impl Downloads {
                 let file = self.files.get_mut(&id).expect("opened files are known");
                 engine.outcomes().expect_instead(file.size, info.size);
                 file.size = info.size;
-                if let Err(fault) = file.goal.opened(info) {
+                if let Err(fault) = file.sink.set_info(info) {
                     // What an earlier run left is as good as it was.
-                    file.goal.leave();
+                    file.sink.suspend();
                     engine.read().fail(id, fault);
                 } else if had > 0 {
-                    let (item, label) = (file.mark.item, file.label.clone());
-                    engine.outcomes().found(item, &label, had);
+                    let (item, label) = (file.work_item.item, file.label.clone());
+                    engine.outcomes().note_resumed(item, &label, had);
                 }
             }
             ClientEffect::Fetch(fetch) => self.fetch(engine, fetch),
             ClientEffect::Zero(zero) => self.zero(engine, zero),
-            ClientEffect::Restart { file } => self.files[&file].goal.forget(),
+            ClientEffect::Restart { file } => self.files[&file].sink.discard(),
             ClientEffect::Finished { file: id, root, meta } => {
                 let root = root.expect("whole files have one");
                 let meta = ids.translated(meta);
-                let File { goal, size, .. } = &self.files[&id];
-                match (goal.clone(), *size) {
-                    (Goal::File(sink), _) => {
-                        self.whole.push(Whole { id, root, sink, meta });
+                let File { sink, size, .. } = &self.files[&id];
+                match (sink.clone(), *size) {
+                    (DataSink::File(local_file), _) => {
+                        self.complete.push(CompleteFile { id, root, local_file, meta });
                     }
                     // The pipe may end when it has taken all.
-                    (Goal::Pipe(tap), size) => {
-                        self.piped = Some((id, root));
-                        tap.end_at(size);
+                    (DataSink::Pipe(stdout), size) => {
+                        self.in_pipe = Some((id, root));
+                        stdout.end_at(size);
                     }
                     // Parts are not downloads.
-                    (Goal::Part(_), _) => {}
+                    (DataSink::Part(_), _) => {}
                 }
             }
             ClientEffect::Failed { file, fault } => self.failed(engine, file, fault),
@@ -231,22 +240,22 @@ impl Downloads {
     }
 
     fn fetch(&self, engine: &mut Engine, fetch: Fetch) {
-        let landing = |piece: &Piece| {
+        let target = |piece: &Piece| {
             let file = &self.files[&piece.file];
-            Landing { goal: file.goal.clone(), size: file.size }
+            ChunkTarget { sink: file.sink.clone(), size: file.size }
         };
-        let landings = fetch.chunk.pieces.iter().map(landing).collect();
+        let targets = fetch.chunk.pieces.iter().map(target).collect();
         let (link, bytes) = (fetch.link, u64::from(fetch.chunk.bytes));
-        engine.tell_paced(link, bytes, Command::Fetch(fetch, landings));
+        engine.send_paced(link, bytes, Command::Fetch(fetch, targets));
     }
 
     fn zero(&self, engine: &mut Engine, zero: Zero) {
         let file = &self.files[&zero.file];
-        let (goal, size, stats) = (file.goal.clone(), file.size, engine.stats().clone());
+        let (sink, size, stats) = (file.sink.clone(), file.size, engine.stats().clone());
         self.jobs.run(move || {
             let begin = Instant::now();
             // The target must not outlive the answer: a restart removes it.
-            let answer = goal.zero(zero.extent, size);
+            let answer = sink.zero(zero.extent, size);
             if answer.is_ok() {
                 stats.zeroed(zero.extent.len, begin.elapsed());
             }
@@ -257,35 +266,35 @@ impl Downloads {
     fn failed(&mut self, engine: &mut Engine, id: FileId, fault: Fault) {
         if let Some(file) = self.files.remove(&id) {
             // What is verified of it stays so, unless it is not worth going on with.
-            let lasts = !matches!(file.goal, Goal::Pipe(_)) && fault.code != Code::Changed;
+            let lasts = !matches!(file.sink, DataSink::Pipe(_)) && fault.code != Code::Changed;
             match fault.class() {
-                Class::Retry if lasts => file.goal.leave(),
-                _ => file.goal.forget(),
+                Class::Retry if lasts => file.sink.suspend(),
+                _ => file.sink.discard(),
             }
-            engine.outcomes().failed(file.mark.item, file.label, file.goal.explain(fault));
+            engine.outcomes().failed(file.work_item.item, file.label, file.sink.explain(fault));
         }
     }
 
     /// Makes whole files durable under their names, in batches.
-    pub fn commit_landed(&mut self, engine: &mut Engine) {
-        while !self.whole.is_empty() && self.commits < COMMITS_MAX {
-            let count = self.whole.len().min(BATCH_FILES_MAX);
-            let batch: Vec<_> = self.whole.drain(..count).collect();
+    pub fn commit_complete_files(&mut self, engine: &mut Engine) {
+        while !self.complete.is_empty() && self.commits < COMMITS_MAX {
+            let count = self.complete.len().min(BATCH_FILES_MAX);
+            let batch: Vec<_> = self.complete.drain(..count).collect();
             self.commits += 1;
-            let over = engine.rules().over();
-            self.jobs.run(move || Answer::Landed(commit(over, batch)));
+            let over = engine.policy().overwrite();
+            self.jobs.run(move || Answer::Committed(commit(over, batch)));
         }
     }
 
-    fn landed(&mut self, engine: &mut Engine, (answers, dropped): Landed) {
+    fn committed(&mut self, engine: &mut Engine, (answers, dropped): CommitResults) {
         self.commits -= 1;
         engine.outcomes().ledger().summary.dropped += dropped;
         for (id, root, answer) in answers {
             match answer {
                 Err(fault) if fault.code == Code::Exists => {
                     if let Some(file) = self.files.remove(&id) {
-                        file.goal.forget();
-                        engine.outcomes().not_placed(file.mark.item, file.label, fault);
+                        file.sink.discard();
+                        engine.outcomes().commit_refused(file.work_item.item, file.label, fault);
                     }
                 }
                 Err(fault) => self.failed(engine, id, fault),
@@ -297,10 +306,10 @@ impl Downloads {
     /// A file is where it goes.
     fn done(&mut self, engine: &mut Engine, id: FileId, digest: Digest) {
         let Some(file) = self.files.remove(&id) else { return };
-        let File { mark, label: path, goal, size: bytes, .. } = file;
-        engine.outcomes().done(mark.item, bytes, || FileDone {
+        let File { work_item, label: path, sink, size: bytes, .. } = file;
+        engine.outcomes().done(work_item.item, bytes, || FileDone {
             path,
-            local: goal.shown(),
+            local: sink.shown(),
             bytes,
             digest,
         });
@@ -315,7 +324,7 @@ impl Downloads {
                     let now = engine.now();
                     engine.read().zeroed(zero, answer, now);
                 }
-                Answer::Landed(landed) => self.landed(engine, landed),
+                Answer::Committed(results) => self.committed(engine, results),
             }
         }
     }
@@ -331,7 +340,7 @@ impl Downloads {
                     let file = self.resuming.remove(&id).map(|(_, file)| (id, file));
                     self.files.extend(file);
                 }
-                Answer::Landed(landed) => self.landed(engine, landed),
+                Answer::Committed(results) => self.committed(engine, results),
                 Answer::Zeroed(..) => {}
             }
         }
@@ -340,14 +349,14 @@ impl Downloads {
 
     /// A pipe has taken all of its file.
     pub fn pipe_ended(&mut self, engine: &mut Engine, id: FileId) {
-        if let Some((_, digest)) = self.piped.take_if(|(piped, _)| *piped == id) {
+        if let Some((_, digest)) = self.in_pipe.take_if(|(in_pipe, _)| *in_pipe == id) {
             self.done(engine, id, digest);
         }
     }
 
     /// A pipe can be written no more. True where all of its file had come.
     pub fn pipe_failed(&mut self, engine: &mut Engine, id: FileId, fault: &Fault) -> bool {
-        let came = self.piped.take_if(|(piped, _)| *piped == id).is_some();
+        let came = self.in_pipe.take_if(|(in_pipe, _)| *in_pipe == id).is_some();
         if came {
             self.failed(engine, id, fault.clone());
         }
@@ -355,27 +364,27 @@ impl Downloads {
     }
 
     /// Lets go of all files; what lasts of them is there for the next session.
-    pub fn leave(&mut self, engine: &mut Engine) {
+    pub fn suspend(&mut self, engine: &mut Engine) {
         let ledger = engine.outcomes().ledger();
         let resuming = self.resuming.drain().map(|(_, (_, file))| file);
         for file in std::mem::take(&mut self.files).into_values().chain(resuming) {
-            file.goal.leave();
-            ledger.leave(file.mark.item, file.label, true);
+            file.sink.suspend();
+            ledger.note_unfinished(file.work_item.item, file.label, true);
         }
-        for (mark, download) in std::mem::take(&mut self.queue).into_items() {
-            ledger.leave(mark.item, download.label, false);
+        for (work_item, download) in std::mem::take(&mut self.queue).into_items() {
+            ledger.note_unfinished(work_item.item, download.label, false);
         }
-        (self.whole, self.piped) = (Vec::new(), None);
+        (self.complete, self.in_pipe) = (Vec::new(), None);
     }
 }
 
-fn commit(over: Over, batch: Vec<Whole>) -> Landed {
+fn commit(over: Over, batch: Vec<CompleteFile>) -> CommitResults {
     let rules = Rules::of_user();
     let mut dropped = Dropped::default();
-    let mut place = |whole: &Whole| {
+    let mut place = |complete: &CompleteFile| {
         // An empty file has no first byte that would have made its target.
-        let target = whole.sink.target()?;
-        if let Some(meta) = &whole.meta {
+        let target = complete.local_file.target()?;
+        if let Some(meta) = &complete.meta {
             dropped += target.describe(meta, &rules)?;
         }
         Ok(target)
@@ -387,12 +396,12 @@ fn commit(over: Over, batch: Vec<Whole>) -> Landed {
         Ok(_) => answers.next().expect("one answer per target"),
         Err(fault) => Err(fault),
     });
-    let told = batch.iter().zip(results).map(|(whole, result)| {
+    let told = batch.iter().zip(results).map(|(complete, result)| {
         if result.is_ok() {
             // Closed here, with the others, and not by whoever answers all messages.
-            drop(whole.sink.leave());
+            drop(complete.local_file.suspend());
         }
-        (whole.id, whole.root, result)
+        (complete.id, complete.root, result)
     });
     (told.collect(), dropped)
 }

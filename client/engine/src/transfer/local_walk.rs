@@ -2,16 +2,16 @@
 //! at a time, while what was found before is sent. What a page holds is offered to `select`.
 
 use crate::connection::Engine;
-use crate::connection::dir_guard::{Mark, Nest, Place};
+use crate::connection::dir_guard::{DirLocation, DirStack, WorkItem};
 use crate::connection::jobs::Jobs;
 use crate::connection::label::label_of;
-use crate::connection::ledger::Item;
+use crate::connection::ledger::ItemKey;
 use crate::local_io::waker::Waker;
-use crate::model::copy_policy::Rules;
+use crate::model::copy_policy::CopyPolicy;
 use crate::model::report::SkipReason;
 use crate::transfer::dir_metadata::DirMetadata;
 use crate::transfer::remote_scan::QUEUE_LOW;
-use crate::transfer::select::Offer;
+use crate::transfer::select::Candidate;
 use crate::transfer::upload::{Upload, UploadSource};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,30 +34,30 @@ pub struct LocalTree {
 
 /// A local tree, and the number of the work it is.
 #[derive(Clone)]
-struct Numbered {
+struct NumberedTree {
     number: u32,
     tree: Arc<LocalTree>,
 }
 
 /// A local tree, how far its walk is, and the folders it is in.
-struct Walking {
-    of: Numbered,
+struct TreeWalk {
+    of: NumberedTree,
     walk: Option<Box<Walk>>,
-    nest: Nest,
+    dir_stack: DirStack,
 }
 
 /// The local trees of a session.
 pub(crate) struct LocalWalks {
     /// Those whose walk rests between two pages, or has not begun.
-    resting: VecDeque<Walking>,
+    resting: VecDeque<TreeWalk>,
     /// The one a job walks just now.
-    walked: Option<Numbered>,
+    walked: Option<NumberedTree>,
     jobs: Jobs<LocalPage>,
 }
 
 /// What a walk found.
 struct LocalPage {
-    walking: Walking,
+    walking: TreeWalk,
     entries: Vec<Entry>,
     faults: Vec<(WirePath, Fault)>,
 }
@@ -72,13 +72,13 @@ impl LocalWalks {
     }
 
     /// Adds a tree, whose root is offered at once.
-    pub fn add(&mut self, engine: &Engine, number: u32, tree: LocalTree) -> Offer {
-        let mark = Mark::alone(Item::new(number, &WirePath::root()));
+    pub fn add(&mut self, engine: &Engine, number: u32, tree: LocalTree) -> Candidate {
+        let work_item = WorkItem::unguarded(ItemKey::new(number, &WirePath::root()));
         let entry = new_folder(engine, tree.remote.clone(), 0o755);
         let label = tree.label.clone();
-        let of = Numbered { number, tree: Arc::new(tree) };
-        self.resting.push_back(Walking { of, walk: None, nest: Nest::default() });
-        Offer::Entry { mark, entry, mtime_ns: 0, label }
+        let of = NumberedTree { number, tree: Arc::new(tree) };
+        self.resting.push_back(TreeWalk { of, walk: None, dir_stack: DirStack::default() });
+        Candidate::Entry { work_item, entry, mtime_ns: 0, label }
     }
 
     /// Walks on while little is queued.
@@ -88,45 +88,64 @@ impl LocalWalks {
             && let Some(walking) = self.resting.pop_front()
         {
             self.walked = Some(walking.of.clone());
-            let (rules, describe) = (engine.rules().clone(), engine.options().preserve);
-            self.jobs.run(move || walk_page(walking, &rules, describe));
+            let (policy, describe) = (engine.policy().clone(), engine.options().preserve);
+            self.jobs.run(move || walk_page(walking, &policy, describe));
         }
     }
 
     /// The offers of the page that a job walked, if it is there.
-    pub fn next_offers(&mut self, engine: &mut Engine, dirs: &DirMetadata) -> Option<Vec<Offer>> {
+    pub fn next_candidates(
+        &mut self,
+        engine: &mut Engine,
+        dirs: &DirMetadata,
+    ) -> Option<Vec<Candidate>> {
         let page = self.jobs.next_answer()?;
         self.walked = None;
         let LocalPage { mut walking, entries, faults } = page;
-        let Numbered { number, tree } = walking.of.clone();
+        let NumberedTree { number, tree } = walking.of.clone();
         for (path, fault) in faults {
-            engine.outcomes().failed(Item::new(number, &path), label_of(&tree.label, &path), fault);
+            engine.outcomes().failed(
+                ItemKey::new(number, &path),
+                label_of(&tree.label, &path),
+                fault,
+            );
         }
-        let mut offers = Vec::new();
+        let mut candidates = Vec::new();
         for entry in entries {
             let label = label_of(&tree.label, &entry.path);
             match tree.remote.join(&entry.path).checked() {
                 Ok(remote) => {
-                    offers.extend(offer_of(engine, dirs, &mut walking, entry, remote, label));
+                    candidates.extend(candidate_of(
+                        engine,
+                        dirs,
+                        &mut walking,
+                        entry,
+                        remote,
+                        label,
+                    ));
                 }
                 Err(fault) => {
-                    engine.outcomes().failed(Item::new(number, &entry.path), label, fault)
+                    engine.outcomes().failed(ItemKey::new(number, &entry.path), label, fault)
                 }
             }
         }
         if walking.walk.is_some() {
             self.resting.push_back(walking);
         } else {
-            engine.outcomes().ledger().looked_at(number);
+            engine.outcomes().ledger().scan_finished(number);
         }
-        Some(offers)
+        Some(candidates)
     }
 
     /// Lets go of trees that are not walked to their end.
-    pub fn leave(&mut self, engine: &mut Engine) {
+    pub fn suspend(&mut self, engine: &mut Engine) {
         let resting = self.resting.drain(..).map(|walking| walking.of);
-        for Numbered { number, tree } in resting.chain(self.walked.take()) {
-            engine.outcomes().ledger().leave(Item::rest(number), tree.label.clone(), false);
+        for NumberedTree { number, tree } in resting.chain(self.walked.take()) {
+            engine.outcomes().ledger().note_unfinished(
+                ItemKey::unscanned(number),
+                tree.label.clone(),
+                false,
+            );
         }
     }
 }
@@ -134,29 +153,29 @@ impl LocalWalks {
 /// A folder for the server to make. One that is to keep its metadata gets it last, and is private
 /// until then.
 fn new_folder(engine: &Engine, path: WirePath, mode: u32) -> NewEntry {
-    let (unfinished, force) = (engine.options().preserve, engine.rules().force);
+    let (unfinished, force) = (engine.options().preserve, engine.policy().force);
     let mode = if unfinished { 0o700 } else { mode };
     NewEntry { path, kind: EntryKind::Folder, force, mode, meta: None, unfinished }
 }
 
 /// What there is to send of an entry.
-fn offer_of(
+fn candidate_of(
     engine: &mut Engine,
     dirs: &DirMetadata,
-    walking: &mut Walking,
+    walking: &mut TreeWalk,
     entry: Entry,
     remote: WirePath,
     label: String,
-) -> Option<Offer> {
-    let Walking { of: Numbered { number, tree }, nest, .. } = walking;
-    let item = Item::new(*number, &entry.path);
-    let mark = Mark { item, within: nest.around(&entry.path) };
+) -> Option<Candidate> {
+    let TreeWalk { of: NumberedTree { number, tree }, dir_stack, .. } = walking;
+    let item = ItemKey::new(*number, &entry.path);
+    let work_item = WorkItem { item, parent: dir_stack.parent_of(&entry.path) };
     let mtime_ns = entry.mtime_ns;
     match entry.kind {
         EntryKind::File => {
             let source = UploadSource::Below(tree.folder.clone(), entry.path);
             let upload = Upload { source, remote, size: entry.size, mtime_ns, label, basis: None };
-            Some(Offer::File(mark, upload))
+            Some(Candidate::File(work_item, upload))
         }
         EntryKind::Special => {
             engine.outcomes().skipped(item, label, SkipReason::Special);
@@ -164,31 +183,31 @@ fn offer_of(
         }
         EntryKind::Symlink { .. } => {
             let Entry { kind, mode, meta, .. } = entry;
-            let (force, unfinished) = (engine.rules().force, false);
+            let (force, unfinished) = (engine.policy().force, false);
             let entry = NewEntry { path: remote, kind, force, mode, meta, unfinished };
-            Some(Offer::Entry { mark, entry, mtime_ns, label })
+            Some(Candidate::Entry { work_item, entry, mtime_ns, label })
         }
         EntryKind::Folder => {
             let new = new_folder(engine, remote.clone(), entry.mode);
             // The root was offered before the walk began.
             let is_root = entry.path.is_root();
             if let Some(meta) = entry.meta {
-                let place = Place::Remote(remote);
-                let ending = dirs.plan(place, mark, label.clone(), *meta);
-                nest.enter(entry.path, ending);
+                let place = DirLocation::Remote(remote);
+                let guard = dirs.guard(place, work_item, label.clone(), *meta);
+                dir_stack.push(entry.path, guard);
             }
             // It holds nothing up: the server makes it before it hears of its end.
-            let mark = Mark::alone(item);
-            (!is_root).then_some(Offer::Entry { mark, entry: new, mtime_ns, label })
+            let work_item = WorkItem::unguarded(item);
+            (!is_root).then_some(Candidate::Entry { work_item, entry: new, mtime_ns, label })
         }
     }
 }
 
-fn walk_page(walking: Walking, rules: &Rules, describe: bool) -> LocalPage {
-    let Walking { of, walk, nest } = walking;
+fn walk_page(walking: TreeWalk, policy: &CopyPolicy, describe: bool) -> LocalPage {
+    let TreeWalk { of, walk, dir_stack } = walking;
     let folder = &of.tree.folder;
     let begin = || {
-        let mut walk = match rules.follow {
+        let mut walk = match policy.follow {
             true => Walk::following(folder.share(), WirePath::root(), true)?,
             false => Walk::new(folder.open_folder(&WirePath::root())?, true)?,
         };
@@ -199,26 +218,26 @@ fn walk_page(walking: Walking, rules: &Rules, describe: bool) -> LocalPage {
     };
     let (mut entries, mut faults) = (Vec::new(), Vec::new());
     let walk = match walk.map_or_else(begin, Ok) {
-        Ok(walk) => next_page(walk, rules, &mut entries, &mut faults),
+        Ok(walk) => next_page(walk, policy, &mut entries, &mut faults),
         Err(fault) => {
             faults.push((WirePath::root(), fault));
             None
         }
     };
-    LocalPage { walking: Walking { of, walk, nest }, entries, faults }
+    LocalPage { walking: TreeWalk { of, walk, dir_stack }, entries, faults }
 }
 
 /// Fills a page; returns the walk if there is more.
 fn next_page(
     mut walk: Box<Walk>,
-    rules: &Rules,
+    policy: &CopyPolicy,
     entries: &mut Vec<Entry>,
     faults: &mut Vec<(WirePath, Fault)>,
 ) -> Option<Box<Walk>> {
     let mut bytes = 0;
     while entries.len() < PAGE_ENTRIES_MAX && bytes < FRAME_BYTES_MAX {
         match walk.next()? {
-            Ok(entry) => match is_excluded(rules, &entry) {
+            Ok(entry) => match is_excluded(policy, &entry) {
                 Ok(true) => walk.leave(),
                 Ok(false) => {
                     bytes += entry.weight();
@@ -232,6 +251,6 @@ fn next_page(
     Some(walk)
 }
 
-fn is_excluded(rules: &Rules, entry: &Entry) -> Result<bool, Fault> {
-    rules.exclude.excludes(&entry.path, entry.kind == EntryKind::Folder)
+fn is_excluded(policy: &CopyPolicy, entry: &Entry) -> Result<bool, Fault> {
+    policy.exclude.excludes(&entry.path, entry.kind == EntryKind::Folder)
 }

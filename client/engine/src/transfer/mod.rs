@@ -14,16 +14,16 @@ pub mod upload;
 pub(crate) mod verify;
 
 use crate::connection::Engine;
-use crate::connection::dir_guard::Mark;
+use crate::connection::dir_guard::WorkItem;
 use crate::local_io::waker::Waker;
 use crate::transfer::dir_metadata::DirMetadata;
 use crate::transfer::download::{Download, Downloads};
 use crate::transfer::id_translation::IdTranslation;
 use crate::transfer::local_walk::{LocalTree, LocalWalks};
 use crate::transfer::pipe_transfer::{FromPipe, Pipes, ToPipe};
-use crate::transfer::remote_mkdir::{Make, RemoteMkdir};
+use crate::transfer::remote_mkdir::{MkdirEntry, RemoteMkdir};
 use crate::transfer::remote_scan::{Page, RemoteScans, RemoteTree};
-use crate::transfer::select::{Accepted, Offer, Select};
+use crate::transfer::select::{Accepted, Candidate, Selector};
 use crate::transfer::upload::{Upload, Uploads};
 use crate::transfer::verify::Verifier;
 use verbatim_proto::message::{Entry, WriteReply};
@@ -42,7 +42,7 @@ pub struct Transfer {
     files: Files,
     scans: RemoteScans,
     walks: LocalWalks,
-    select: Select,
+    selector: Selector,
     mkdir: RemoteMkdir,
     dirs: DirMetadata,
     pipes: Pipes,
@@ -62,7 +62,7 @@ impl Transfer {
             files,
             scans: RemoteScans::default(),
             walks: LocalWalks::new(waker),
-            select: Select::default(),
+            selector: Selector::default(),
             mkdir: RemoteMkdir::default(),
             dirs: DirMetadata::new(waker),
             pipes: Pipes::new(waker),
@@ -71,20 +71,20 @@ impl Transfer {
     }
 
     /// Fetches a file, or skips, plans or compares it, as the rules say.
-    pub fn add_download(&mut self, engine: &mut Engine, mark: Mark, download: Download) {
-        select_local::add_download(engine, &mut self.files, mark, download);
+    pub fn add_download(&mut self, engine: &mut Engine, work_item: WorkItem, download: Download) {
+        select_local::add_download(engine, &mut self.files, work_item, download);
     }
 
     /// Fetches files without asking the rules.
-    pub fn queue_downloads(&mut self, engine: &mut Engine, files: Vec<(Mark, Download)>) {
-        for (mark, download) in files {
-            self.files.downloads.add(engine, mark, download);
+    pub fn queue_downloads(&mut self, engine: &mut Engine, files: Vec<(WorkItem, Download)>) {
+        for (work_item, download) in files {
+            self.files.downloads.add(engine, work_item, download);
         }
     }
 
     /// Sends a file, or skips, plans or compares it, as the rules say.
-    pub fn add_upload(&mut self, engine: &mut Engine, mark: Mark, upload: Upload) {
-        self.offer(engine, vec![Offer::File(mark, upload)]);
+    pub fn add_upload(&mut self, engine: &mut Engine, work_item: WorkItem, upload: Upload) {
+        self.select(engine, vec![Candidate::File(work_item, upload)]);
     }
 
     /// Scans a remote folder and fetches its entries; `number` is its piece of the work.
@@ -95,33 +95,38 @@ impl Transfer {
     /// Walks a local folder and sends its entries; `number` is its piece of the work.
     pub fn add_local_tree(&mut self, engine: &mut Engine, number: u32, tree: LocalTree) {
         let root = self.walks.add(engine, number, tree);
-        self.offer(engine, vec![root]);
+        self.select(engine, vec![root]);
     }
 
     /// Fetches a file and writes it to standard output.
-    pub fn add_to_pipe(&mut self, engine: &mut Engine, mark: Mark, work: ToPipe) {
-        self.pipes.add_to_pipe(engine, &mut self.files.downloads, mark, work);
+    pub fn add_to_pipe(&mut self, engine: &mut Engine, work_item: WorkItem, work: ToPipe) {
+        self.pipes.add_to_pipe(engine, &mut self.files.downloads, work_item, work);
     }
 
     /// Sends standard input as a file.
-    pub fn add_from_pipe(&mut self, engine: &mut Engine, mark: Mark, work: FromPipe) {
-        self.pipes.add_from_pipe(engine, &mut self.files.uploads, mark, work);
+    pub fn add_from_pipe(&mut self, engine: &mut Engine, work_item: WorkItem, work: FromPipe) {
+        self.pipes.add_from_pipe(engine, &mut self.files.uploads, work_item, work);
     }
 
     /// Has the server create folders and links, then sends `files`, which may be inside them.
-    pub fn make(&mut self, engine: &mut Engine, makes: Vec<Make>, files: Vec<(Mark, Upload)>) {
+    pub fn make(
+        &mut self,
+        engine: &mut Engine,
+        makes: Vec<MkdirEntry>,
+        files: Vec<(WorkItem, Upload)>,
+    ) {
         let ready = self.mkdir.make(engine, makes, files);
         self.queue_uploads(engine, ready);
     }
 
-    fn queue_uploads(&mut self, engine: &mut Engine, files: Vec<(Mark, Upload)>) {
-        for (mark, upload) in files {
-            self.files.uploads.add(engine, mark, upload);
+    fn queue_uploads(&mut self, engine: &mut Engine, files: Vec<(WorkItem, Upload)>) {
+        for (work_item, upload) in files {
+            self.files.uploads.add(engine, work_item, upload);
         }
     }
 
-    fn offer(&mut self, engine: &mut Engine, offers: Vec<Offer>) {
-        let accepted = self.select.offer(engine, offers);
+    fn select(&mut self, engine: &mut Engine, candidates: Vec<Candidate>) {
+        let accepted = self.selector.select(engine, candidates);
         self.accept(engine, accepted);
     }
 
@@ -145,7 +150,7 @@ impl Transfer {
     }
 
     /// Whether all scans and walks are complete and all folders are created; files may be left.
-    pub fn is_found(&self) -> bool {
+    pub fn is_scan_complete(&self) -> bool {
         self.scans.is_idle() && self.walks.is_idle() && self.mkdir.is_idle()
     }
 
@@ -158,14 +163,14 @@ impl Transfer {
     pub fn is_idle(&mut self) -> bool {
         !self.is_moving()
             && self.files.verifier.is_idle()
-            && self.is_found()
+            && self.is_scan_complete()
             && self.dirs.is_idle()
-            && self.select.is_idle()
+            && self.selector.is_idle()
     }
 
     /// Whether the server was asked for a page, an entry or a folder, and has not answered.
     pub fn awaits(&self) -> bool {
-        self.awaits_trees() || self.select.awaits()
+        self.awaits_trees() || self.selector.awaits()
     }
 
     /// Whether the server was asked for a page or a folder, and has not answered.
@@ -174,18 +179,18 @@ impl Transfer {
     }
 
     /// Whether files or folders are being finished on this machine, without the server.
-    pub fn is_landing(&self) -> bool {
-        self.files.downloads.is_landing() || self.dirs.is_setting()
+    pub fn is_committing(&self) -> bool {
+        self.files.downloads.is_committing() || self.dirs.is_setting()
     }
 
-    /// Whether [`Transfer::is_landing`] may last longer than a user waits for an interrupted copy.
-    pub fn may_land_long(&self) -> bool {
-        self.files.downloads.may_take_long()
+    /// Whether [`Transfer::is_committing`] may last longer than a user waits for an interrupted copy.
+    pub fn may_finish_slowly(&self) -> bool {
+        self.files.downloads.may_finish_slowly()
     }
 
     /// Waits no longer for files that are being finished.
-    pub fn land_no_longer(&mut self) {
-        self.files.downloads.wait_for_nobody();
+    pub fn abandon_slow_finishers(&mut self) {
+        self.files.downloads.abandon_slow_finishers();
     }
 
     /// Starts as much of the queued work as the bounds allow.
@@ -193,13 +198,13 @@ impl Transfer {
         self.pump_dirs(engine);
         let Files { downloads, uploads, verifier } = &self.files;
         let queued = downloads.queued() + verifier.queued() + self.dirs.queued();
-        let sent = uploads.queued() + self.select.queued() + self.mkdir.waiting();
+        let sent = uploads.queued() + self.selector.queued() + self.mkdir.waiting();
         self.scans.pump(engine, queued);
         if self.mkdir.has_room() {
             let queued = sent + self.files.verifier.queued() + self.dirs.queued();
             self.walks.pump(engine, queued);
         }
-        self.select.pump(engine);
+        self.selector.pump(engine);
         self.files.downloads.pump(engine);
         self.files.uploads.pump(engine);
         self.files.verifier.pump(engine);
@@ -218,7 +223,7 @@ impl Transfer {
     /// Ends a turn, after all effects of the machines: commits complete downloads, and checks that
     /// sources that were read did not change.
     pub fn finish_turn(&mut self, engine: &mut Engine) {
-        self.files.downloads.commit_landed(engine);
+        self.files.downloads.commit_complete_files(engine);
         self.files.uploads.check_sources(engine);
         self.files.verifier.check_files(engine);
     }
@@ -250,8 +255,8 @@ impl Transfer {
     }
 
     /// Whether this request asked for the entries at the targets of a copy.
-    pub fn has_asked(&self, request: u32) -> bool {
-        self.select.has_asked(request)
+    pub fn awaits_stat(&self, request: u32) -> bool {
+        self.selector.awaits_stat(request)
     }
 
     /// Takes the entries at targets of a copy, in the order of the request.
@@ -261,7 +266,7 @@ impl Transfer {
         request: u32,
         answers: Vec<Result<Entry, Fault>>,
     ) {
-        let accepted = self.select.stated(engine, request, answers);
+        let accepted = self.selector.stated(engine, request, answers);
         self.accept(engine, accepted);
     }
 
@@ -279,8 +284,8 @@ impl Transfer {
         self.files.verifier.take_answers(engine);
         self.dirs.take_answers(engine);
         self.pipes.take_events(engine, &mut self.files.downloads);
-        while let Some(offers) = self.walks.next_offers(engine, &self.dirs) {
-            self.offer(engine, offers);
+        while let Some(candidates) = self.walks.next_candidates(engine, &self.dirs) {
+            self.select(engine, candidates);
         }
     }
 
@@ -290,21 +295,21 @@ impl Transfer {
         let resumed = self.files.downloads.take_last_answers(engine);
         self.dirs.take_answers(engine);
         self.pipes.take_events(engine, &mut self.files.downloads);
-        self.files.downloads.commit_landed(engine);
+        self.files.downloads.commit_complete_files(engine);
         self.pump_dirs(engine);
         resumed
     }
 
     /// Drops all unfinished work and notes it in the ledger, for the next session.
-    pub fn leave(&mut self, engine: &mut Engine) {
+    pub fn suspend(&mut self, engine: &mut Engine) {
         // First: letting go of a file must not end its folder.
-        self.dirs.leave(engine);
-        self.files.downloads.leave(engine);
-        self.files.uploads.leave(engine);
-        self.files.verifier.leave(engine);
-        self.select.leave(engine);
-        self.scans.leave(engine);
-        self.walks.leave(engine);
-        self.mkdir.leave(engine);
+        self.dirs.suspend(engine);
+        self.files.downloads.suspend(engine);
+        self.files.uploads.suspend(engine);
+        self.files.verifier.suspend(engine);
+        self.selector.suspend(engine);
+        self.scans.suspend(engine);
+        self.walks.suspend(engine);
+        self.mkdir.suspend(engine);
     }
 }

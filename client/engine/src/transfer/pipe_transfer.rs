@@ -2,11 +2,11 @@
 //! a file that grows, or one that is read in order; pipes report what they read and wrote.
 
 use crate::connection::Engine;
-use crate::connection::dir_guard::Mark;
-use crate::local_io::endpoint::{Goal, Origin};
+use crate::connection::dir_guard::WorkItem;
+use crate::local_io::endpoint::{DataSink, DataSource};
 use crate::local_io::pipe::{PipeEvent, PipeSender};
-use crate::local_io::stdin_source::Inlet;
-use crate::local_io::stdout_sink::Outlet;
+use crate::local_io::stdin_source::StdinSource;
+use crate::local_io::stdout_sink::StdoutSink;
 use crate::local_io::waker::Waker;
 use crate::transfer::download::Downloads;
 use crate::transfer::upload::Uploads;
@@ -26,25 +26,25 @@ pub struct ToPipe {
     /// How the user would name it.
     pub label: String,
     /// What it goes through.
-    outlet: Arc<Outlet>,
+    sink: Arc<StdoutSink>,
 }
 
 impl ToPipe {
     /// Writes the file at `remote`, of which nothing was written before.
     pub fn new(remote: WirePath, size: u64, label: String) -> Self {
-        Self { remote, size, label, outlet: Arc::default() }
+        Self { remote, size, label, sink: Arc::default() }
     }
 
     /// Whether another session could continue: what was written is of a version that can be told
     /// from others.
-    pub fn can_go_on(&self) -> bool {
-        self.outlet.can_go_on()
+    pub fn can_resume(&self) -> bool {
+        self.sink.can_resume()
     }
 
     /// Ends the file: nothing more is written. Returns what this failure means to the user.
     pub fn give_up(&self, fault: Fault) -> Fault {
-        self.outlet.close();
-        self.outlet.explain(fault)
+        self.sink.close();
+        self.sink.explain(fault)
     }
 }
 
@@ -80,27 +80,27 @@ impl Pipes {
         &mut self,
         engine: &mut Engine,
         downloads: &mut Downloads,
-        mark: Mark,
+        work_item: WorkItem,
         work: ToPipe,
     ) {
-        if engine.outcomes().ledger().is_over(mark.item) {
+        if engine.outcomes().ledger().is_finished(work_item.item) {
             return;
         }
         let (id, now) = (engine.file(), engine.now());
         engine.outcomes().expect(work.size);
-        let (tap, begun) = work.outlet.tap(id, self.sender.clone());
-        engine.read().open_ordered(id, work.remote, begun, now);
-        if let Some(fault) = tap.failure() {
+        let (stdout, earlier) = work.sink.attach(id, self.sender.clone());
+        engine.read().open_ordered(id, work.remote, earlier, now);
+        if let Some(fault) = stdout.failure() {
             engine.read().fail(id, fault);
         }
-        downloads.begin(id, mark, work.label, Goal::Pipe(tap), work.size);
+        downloads.begin(id, work_item, work.label, DataSink::Pipe(stdout), work.size);
     }
 
     pub fn add_from_pipe(
         &mut self,
         engine: &mut Engine,
         uploads: &mut Uploads,
-        mark: Mark,
+        work_item: WorkItem,
         work: FromPipe,
     ) {
         let (id, now) = (engine.file(), engine.now());
@@ -110,8 +110,8 @@ impl Pipes {
         let info = FileInfo { size: 0, mode: PIPE_MODE, mtime_ns, allocated: 0, version: None };
         engine.write().create_stream(id, work.remote, info, now);
         let chunk_bytes = engine.options().connect.chunk_bytes as usize;
-        let inlet = Inlet::of_stdin(id, chunk_bytes, self.sender.clone());
-        uploads.begin(id, mark, STDIN_LABEL, Origin::Pipe(inlet));
+        let stdin = StdinSource::of_stdin(id, chunk_bytes, self.sender.clone());
+        uploads.begin(id, work_item, STDIN_LABEL, DataSource::Pipe(stdin));
     }
 
     /// Takes the events of pipes.

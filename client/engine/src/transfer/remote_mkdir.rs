@@ -3,8 +3,8 @@
 //! the last request that could hold their folder.
 
 use crate::connection::Engine;
-use crate::connection::dir_guard::Mark;
-use crate::connection::ledger::Item;
+use crate::connection::dir_guard::WorkItem;
+use crate::connection::ledger::ItemKey;
 use crate::transfer::upload::Upload;
 use std::collections::HashMap;
 use verbatim_proto::message::{ClientMessage, NewEntry};
@@ -12,45 +12,45 @@ use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX};
 use verbatim_proto::{Code, Fault};
 
 /// Requests to make something that may wait for their answer; the server takes more.
-const MAKING_MAX: usize = 64;
+const MKDIR_REQUESTS_MAX: usize = 64;
 
 /// A folder or link to create at the server, its mark, and its label.
-pub type Make = (NewEntry, (Mark, String));
+pub type MkdirEntry = (NewEntry, (WorkItem, String));
 
 /// Folders and links that the server was asked to make, and the files that wait for them.
-struct Making {
+struct MkdirRequest {
     /// They hold up their folders until the server has answered.
-    labels: Vec<(Mark, String)>,
-    files: Vec<(Mark, Upload)>,
+    labels: Vec<(WorkItem, String)>,
+    files: Vec<(WorkItem, Upload)>,
 }
 
-impl Making {
+impl MkdirRequest {
     /// All in it, by name.
-    fn into_labels(self) -> impl Iterator<Item = (Item, String)> {
-        let files = self.files.into_iter().map(|(mark, file)| (mark, file.label));
-        self.labels.into_iter().chain(files).map(|(mark, label)| (mark.item, label))
+    fn into_labels(self) -> impl Iterator<Item = (ItemKey, String)> {
+        let files = self.files.into_iter().map(|(work_item, file)| (work_item, file.label));
+        self.labels.into_iter().chain(files).map(|(work_item, label)| (work_item.item, label))
     }
 }
 
 /// Folders and links that the server makes, and the files that wait for them.
 #[derive(Default)]
 pub(crate) struct RemoteMkdir {
-    asked: HashMap<u32, Making>,
+    requests: HashMap<u32, MkdirRequest>,
 }
 
 impl RemoteMkdir {
     pub fn is_idle(&self) -> bool {
-        self.asked.is_empty()
+        self.requests.is_empty()
     }
 
     /// Whether the server may be asked to make more.
     pub fn has_room(&self) -> bool {
-        self.asked.len() < MAKING_MAX
+        self.requests.len() < MKDIR_REQUESTS_MAX
     }
 
     /// Files that wait for what the server makes.
     pub fn waiting(&self) -> usize {
-        self.asked.values().map(|making| making.files.len()).sum()
+        self.requests.values().map(|pending| pending.files.len()).sum()
     }
 
     /// Has entries made, and then the files added. The server makes them in order, so files
@@ -58,10 +58,10 @@ impl RemoteMkdir {
     pub fn make(
         &mut self,
         engine: &mut Engine,
-        makes: Vec<Make>,
-        files: Vec<(Mark, Upload)>,
-    ) -> Vec<(Mark, Upload)> {
-        if makes.is_empty() && (self.asked.is_empty() || files.is_empty()) {
+        makes: Vec<MkdirEntry>,
+        files: Vec<(WorkItem, Upload)>,
+    ) -> Vec<(WorkItem, Upload)> {
+        if makes.is_empty() && (self.requests.is_empty() || files.is_empty()) {
             return files;
         }
         let mut requests = cut(makes);
@@ -74,11 +74,16 @@ impl RemoteMkdir {
         Vec::new()
     }
 
-    fn request(&mut self, engine: &mut Engine, makes: Vec<Make>, files: Vec<(Mark, Upload)>) {
+    fn request(
+        &mut self,
+        engine: &mut Engine,
+        makes: Vec<MkdirEntry>,
+        files: Vec<(WorkItem, Upload)>,
+    ) {
         let (entries, labels) = makes.into_iter().unzip();
         let request = engine.request();
         engine.send(ClientMessage::Make { request, entries });
-        self.asked.insert(request, Making { labels, files });
+        self.requests.insert(request, MkdirRequest { labels, files });
     }
 
     /// The server answers; returns the files that waited for it.
@@ -87,33 +92,33 @@ impl RemoteMkdir {
         engine: &mut Engine,
         request: u32,
         answers: Vec<Result<(), Fault>>,
-    ) -> Vec<(Mark, Upload)> {
-        let asked = self.asked.remove(&request);
-        let Some(making) = asked.filter(|making| making.labels.len() == answers.len()) else {
+    ) -> Vec<(WorkItem, Upload)> {
+        let requests = self.requests.remove(&request);
+        let Some(pending) = requests.filter(|pending| pending.labels.len() == answers.len()) else {
             let text = "the server made what nobody asked for";
-            engine.broke(Fault::new(Code::Protocol, text));
+            engine.fail_session(Fault::new(Code::Protocol, text));
             return Vec::new();
         };
-        for ((mark, label), answer) in making.labels.into_iter().zip(answers) {
+        for ((work_item, label), answer) in pending.labels.into_iter().zip(answers) {
             match answer {
-                Ok(()) => engine.outcomes().ledger().made(mark.item),
-                Err(fault) => engine.outcomes().not_placed_there(mark.item, label, fault),
+                Ok(()) => engine.outcomes().ledger().made(work_item.item),
+                Err(fault) => engine.outcomes().remote_commit_refused(work_item.item, label, fault),
             }
         }
-        making.files
+        pending.files
     }
 
     /// Lets go of all that was asked for.
-    pub fn leave(&mut self, engine: &mut Engine) {
-        for (item, label) in self.asked.drain().flat_map(|(_, making)| making.into_labels()) {
-            engine.outcomes().ledger().leave(item, label, false);
+    pub fn suspend(&mut self, engine: &mut Engine) {
+        for (item, label) in self.requests.drain().flat_map(|(_, pending)| pending.into_labels()) {
+            engine.outcomes().ledger().note_unfinished(item, label, false);
         }
     }
 }
 
 /// Cuts a list into requests that stay below the largest frame.
-fn cut(makes: Vec<Make>) -> Vec<Vec<Make>> {
-    let mut requests: Vec<Vec<Make>> = Vec::new();
+fn cut(makes: Vec<MkdirEntry>) -> Vec<Vec<MkdirEntry>> {
+    let mut requests: Vec<Vec<MkdirEntry>> = Vec::new();
     let mut bytes = 0;
     for make in makes {
         bytes += make.0.weight();

@@ -3,15 +3,15 @@
 //! before what is in them, and get their metadata after it.
 
 use crate::connection::Engine;
-use crate::connection::dir_guard::{Mark, Nest, Place};
+use crate::connection::dir_guard::{DirLocation, DirStack, WorkItem};
 use crate::connection::label::label_of;
-use crate::connection::ledger::Item;
+use crate::connection::ledger::ItemKey;
 use crate::model::copy_policy::Task;
 use crate::model::report::SkipReason;
 use crate::transfer::Files;
 use crate::transfer::dir_metadata::DirMetadata;
 use crate::transfer::download::Download;
-use crate::transfer::select_local::{add_download, take_folder, take_link};
+use crate::transfer::select_local::{add_download, apply_folder, apply_link};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -50,16 +50,16 @@ pub struct RemoteTree {
 }
 
 /// A remote tree, the number of the work it is, and the folders its scan is in.
-struct Scanning {
+struct TreeScan {
     number: u32,
     tree: RemoteTree,
-    nest: Nest,
+    dir_stack: DirStack,
 }
 
 /// The remote trees of a session.
 #[derive(Default)]
 pub(crate) struct RemoteScans {
-    remote: HashMap<u32, Scanning>,
+    remote: HashMap<u32, TreeScan>,
     /// Trees whose scan has not begun.
     waiting: VecDeque<(u32, RemoteTree)>,
     /// Scans with more pages to ask for.
@@ -81,11 +81,11 @@ impl RemoteScans {
     }
 
     fn begin_scan(&mut self, engine: &mut Engine, number: u32, mut tree: RemoteTree) {
-        let item = Item::new(number, &WirePath::root());
-        let made = take_folder(engine, item, &tree.folder, &tree.local, 0o755, &tree.label);
+        let item = ItemKey::new(number, &WirePath::root());
+        let made = apply_folder(engine, item, &tree.folder, &tree.local, 0o755, &tree.label);
         // No link that comes with it is followed: one that leads beside the tree could be followed
         // by a file behind it, and the server would choose where that goes.
-        let own = made.and_then(|()| match engine.rules().task {
+        let own = made.and_then(|()| match engine.policy().task {
             Task::Copy => tree.folder.plain_below(&tree.local).map(Arc::new),
             Task::DryRun | Task::Verify => Ok(tree.folder.clone()),
         });
@@ -97,12 +97,12 @@ impl RemoteScans {
         let scan = Scan {
             path: tree.remote.clone(),
             recursive: true,
-            follow: engine.rules().follow,
+            follow: engine.policy().follow,
             describe: engine.options().preserve,
-            exclude: engine.rules().exclude.texts().to_vec(),
+            exclude: engine.policy().exclude.texts().to_vec(),
         };
         engine.send(ClientMessage::Scan { request, scan });
-        self.remote.insert(request, Scanning { number, tree, nest: Nest::default() });
+        self.remote.insert(request, TreeScan { number, tree, dir_stack: DirStack::default() });
     }
 
     /// Begins scans, and asks for pages while little is queued.
@@ -115,7 +115,7 @@ impl RemoteScans {
         if queued < QUEUE_LOW
             && let Some(request) = self.ready.pop_front()
         {
-            engine.clock().asked_at(Instant::now());
+            engine.clock().request_sent_at(Instant::now());
             engine.send(ClientMessage::ScanMore { request });
         }
     }
@@ -132,49 +132,54 @@ impl RemoteScans {
         let Page { entries, faults, done } = page;
         // One that rests was not asked for its next page yet.
         let asked = !self.ready.contains(&request);
-        let scanning = asked.then(|| self.remote.remove(&request)).flatten();
-        let Some(mut scanning) = scanning else {
-            return engine.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
+        let scan = asked.then(|| self.remote.remove(&request)).flatten();
+        let Some(mut scan) = scan else {
+            return engine
+                .fail_session(Fault::new(Code::Protocol, "the server sent a page unasked"));
         };
         for (path, fault) in faults {
-            let label = label_of(&scanning.tree.label, &path);
-            engine.outcomes().failed(Item::new(scanning.number, &path), label, fault);
+            let label = label_of(&scan.tree.label, &path);
+            engine.outcomes().failed(ItemKey::new(scan.number, &path), label, fault);
         }
         for entry in entries {
-            take_entry(engine, files, dirs, &mut scanning, entry);
+            handle_entry(engine, files, dirs, &mut scan, entry);
         }
         if !done {
-            self.remote.insert(request, scanning);
+            self.remote.insert(request, scan);
             self.ready.push_back(request);
         } else {
-            engine.outcomes().ledger().looked_at(scanning.number);
+            engine.outcomes().ledger().scan_finished(scan.number);
         }
     }
 
     /// Lets go of all trees. The next session looks at them from the beginning: what is over it
     /// leaves out, folders that are there are no harm, and they are finished then.
-    pub fn leave(&mut self, engine: &mut Engine) {
-        let remote = self.remote.drain().map(|(_, scanning)| (scanning.number, scanning.tree));
+    pub fn suspend(&mut self, engine: &mut Engine) {
+        let remote = self.remote.drain().map(|(_, scan)| (scan.number, scan.tree));
         for (number, tree) in remote.chain(self.waiting.drain(..)) {
-            engine.outcomes().ledger().leave(Item::rest(number), tree.label, false);
+            engine.outcomes().ledger().note_unfinished(
+                ItemKey::unscanned(number),
+                tree.label,
+                false,
+            );
         }
         self.ready.clear();
     }
 }
 
 /// Does what is to be done with one entry of a remote tree.
-fn take_entry(
+fn handle_entry(
     engine: &mut Engine,
     files: &mut Files,
     dirs: &DirMetadata,
-    scanning: &mut Scanning,
+    scan: &mut TreeScan,
     entry: Entry,
 ) {
-    let Scanning { number, tree, nest } = scanning;
-    let item = Item::new(*number, &entry.path);
+    let TreeScan { number, tree, dir_stack } = scan;
+    let item = ItemKey::new(*number, &entry.path);
     let label = label_of(&tree.label, &entry.path);
     let local = tree.local.join(&entry.path);
-    let mark = Mark { item, within: nest.around(&entry.path) };
+    let work_item = WorkItem { item, parent: dir_stack.parent_of(&entry.path) };
     let taken = match entry.kind {
         EntryKind::File => match tree.remote.join(&entry.path).checked() {
             Ok(remote) => {
@@ -182,7 +187,7 @@ fn take_entry(
                 let (size, mtime_ns) = (entry.size, entry.mtime_ns);
                 let download =
                     Download { remote, folder, local, size, mtime_ns, label, basis: None };
-                return add_download(engine, files, mark, download);
+                return add_download(engine, files, work_item, download);
             }
             Err(fault) => Err(fault),
         },
@@ -190,19 +195,19 @@ fn take_entry(
             // The root was made before the scan began.
             let made = match entry.path.is_root() {
                 true => Ok(()),
-                false => take_folder(engine, item, &tree.folder, &local, entry.mode, &label),
+                false => apply_folder(engine, item, &tree.folder, &local, entry.mode, &label),
             };
             if let (Ok(()), Some(meta)) = (&made, entry.meta) {
-                let place = Place::Local(tree.folder.clone(), local);
-                let ending = dirs.plan(place, mark, label.clone(), *meta);
-                nest.enter(entry.path, ending);
+                let place = DirLocation::Local(tree.folder.clone(), local);
+                let guard = dirs.guard(place, work_item, label.clone(), *meta);
+                dir_stack.push(entry.path, guard);
             }
             made
         }
-        EntryKind::Symlink { .. } => take_link(engine, item, &tree.folder, &local, &entry, &label),
+        EntryKind::Symlink { .. } => apply_link(engine, item, &tree.folder, &local, &entry, &label),
         EntryKind::Special => return engine.outcomes().skipped(item, label, SkipReason::Special),
     };
     if let Err(fault) = taken {
-        engine.outcomes().not_placed(item, label, fault);
+        engine.outcomes().commit_refused(item, label, fault);
     }
 }

@@ -2,29 +2,29 @@
 //! only reported, or compared. The server is asked what is at the targets, many paths at a time.
 
 use crate::connection::Engine;
-use crate::connection::dir_guard::Mark;
-use crate::connection::ledger::Item;
+use crate::connection::dir_guard::WorkItem;
+use crate::connection::ledger::ItemKey;
 use crate::model::copy_policy::Task;
 use crate::model::location::shown;
 use crate::model::report::Planned;
-use crate::transfer::remote_mkdir::Make;
+use crate::transfer::remote_mkdir::MkdirEntry;
 use crate::transfer::select_local::{compare_kinds, existing};
 use crate::transfer::upload::Upload;
-use crate::transfer::verify::Compare;
+use crate::transfer::verify::Comparison;
 use std::collections::{HashMap, VecDeque};
 use verbatim_proto::message::{ClientMessage, Entry, EntryKind, NewEntry};
 use verbatim_proto::units::{FRAME_BYTES_MAX, LOOK_PATHS_MAX};
 use verbatim_proto::{Code, Fault, Look, WirePath};
 
 /// Questions to the server on their way at a time.
-const LOOKS_MAX: usize = 16;
+const STAT_REQUESTS_MAX: usize = 16;
 
 /// Something to send, before it is known whether it is sent.
-pub(crate) enum Offer {
-    File(Mark, Upload),
+pub(crate) enum Candidate {
+    File(WorkItem, Upload),
     /// A folder or a link.
     Entry {
-        mark: Mark,
+        work_item: WorkItem,
         entry: NewEntry,
         mtime_ns: i64,
         label: String,
@@ -33,56 +33,57 @@ pub(crate) enum Offer {
 
 /// Offers that wait for what the server says is at their targets.
 #[derive(Default)]
-pub(crate) struct Select {
-    waiting: VecDeque<Offer>,
-    asked: HashMap<u32, Vec<Offer>>,
+pub(crate) struct Selector {
+    waiting: VecDeque<Candidate>,
+    requests: HashMap<u32, Vec<Candidate>>,
 }
 
 /// Offers that are accepted: what is to be compared, made and sent.
 #[derive(Default)]
 pub(crate) struct Accepted {
-    pub compares: Vec<Compare>,
-    pub makes: Vec<Make>,
-    pub files: Vec<(Mark, Upload)>,
+    pub compares: Vec<Comparison>,
+    pub makes: Vec<MkdirEntry>,
+    pub files: Vec<(WorkItem, Upload)>,
 }
 
-impl Select {
+impl Selector {
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.asked.is_empty()
+        self.waiting.is_empty() && self.requests.is_empty()
     }
 
     /// Whether the server was asked and has not answered.
     pub fn awaits(&self) -> bool {
-        !self.asked.is_empty()
+        !self.requests.is_empty()
     }
 
     /// Whether this request asked the server for offers.
-    pub fn has_asked(&self, request: u32) -> bool {
-        self.asked.contains_key(&request)
+    pub fn awaits_stat(&self, request: u32) -> bool {
+        self.requests.contains_key(&request)
     }
 
     pub fn queued(&self) -> usize {
-        self.waiting.len() + self.asked.values().map(Vec::len).sum::<usize>()
+        self.waiting.len() + self.requests.values().map(Vec::len).sum::<usize>()
     }
 
     /// Accepts offers, keeps them until the server was asked, or leaves them, as the rules say.
-    pub fn offer(&mut self, engine: &mut Engine, mut offers: Vec<Offer>) -> Accepted {
-        let verify = engine.rules().task == Task::Verify;
-        let must_look = engine.rules().must_look();
+    pub fn select(&mut self, engine: &mut Engine, mut candidates: Vec<Candidate>) -> Accepted {
+        let verify = engine.policy().task == Task::Verify;
+        let must_stat_target = engine.policy().must_stat_target();
         let mut accepted = Accepted::default();
         // A folder that is there already is no harm; everything else is offered once.
         let ledger = engine.outcomes().ledger();
-        offers.retain(|offer| offer.is_folder() || !ledger.is_over(offer.item()));
-        for offer in offers {
-            match offer {
-                Offer::File(mark, upload) if verify => {
-                    accepted.compares.push(compare_of(mark.item, upload));
+        candidates
+            .retain(|candidate| candidate.is_folder() || !ledger.is_finished(candidate.item()));
+        for candidate in candidates {
+            match candidate {
+                Candidate::File(work_item, upload) if verify => {
+                    accepted.compares.push(compare_of(work_item.item, upload));
                 }
                 // An existing folder is fine, whatever is kept.
-                offer if verify || must_look && !offer.is_folder() => {
-                    self.waiting.push_back(offer);
+                candidate if verify || must_stat_target && !candidate.is_folder() => {
+                    self.waiting.push_back(candidate);
                 }
-                offer => accept(engine, offer, &mut accepted),
+                candidate => accept(engine, candidate, &mut accepted),
             }
         }
         accepted
@@ -90,23 +91,23 @@ impl Select {
 
     /// Asks the server what is at the targets of offers that wait.
     pub fn pump(&mut self, engine: &mut Engine) {
-        while self.asked.len() < LOOKS_MAX {
+        while self.requests.len() < STAT_REQUESTS_MAX {
             let Some(first) = self.waiting.front() else { return };
             // A folder may be behind a link; a link is what it is.
             let follow = first.is_folder();
-            let (mut offers, mut bytes) = (Vec::new(), 0);
-            while let Some(offer) = self.waiting.pop_front_if(|offer| {
-                bytes += offer.target().as_bytes().len();
-                offer.is_folder() == follow
-                    && offers.len() < LOOK_PATHS_MAX
-                    && (offers.is_empty() || bytes <= FRAME_BYTES_MAX / 2)
+            let (mut candidates, mut bytes) = (Vec::new(), 0);
+            while let Some(candidate) = self.waiting.pop_front_if(|candidate| {
+                bytes += candidate.target().as_bytes().len();
+                candidate.is_folder() == follow
+                    && candidates.len() < LOOK_PATHS_MAX
+                    && (candidates.is_empty() || bytes <= FRAME_BYTES_MAX / 2)
             }) {
-                offers.push(offer);
+                candidates.push(candidate);
             }
-            let paths = offers.iter().map(|offer| offer.target().clone()).collect();
+            let paths = candidates.iter().map(|candidate| candidate.target().clone()).collect();
             let request = engine.request();
             engine.send(ClientMessage::Stat { request, look: Look { follow, paths } });
-            self.asked.insert(request, offers);
+            self.requests.insert(request, candidates);
         }
     }
 
@@ -118,31 +119,37 @@ impl Select {
         answers: Vec<Result<Entry, Fault>>,
     ) -> Accepted {
         let mut accepted = Accepted::default();
-        let offers = self.asked.remove(&request).unwrap_or_default();
-        if offers.len() != answers.len() {
-            engine.broke(Fault::new(Code::Protocol, "the server looked at other paths"));
+        let candidates = self.requests.remove(&request).unwrap_or_default();
+        if candidates.len() != answers.len() {
+            engine.fail_session(Fault::new(Code::Protocol, "the server looked at other paths"));
             return accepted;
         }
-        for (offer, answer) in offers.into_iter().zip(answers) {
-            match choose(engine, &offer, answer) {
-                Ok(true) => accept(engine, offer, &mut accepted),
+        for (candidate, answer) in candidates.into_iter().zip(answers) {
+            match choose(engine, &candidate, answer) {
+                Ok(true) => accept(engine, candidate, &mut accepted),
                 Ok(false) => {}
-                Err(fault) => engine.outcomes().failed(offer.item(), offer.into_label(), fault),
+                Err(fault) => {
+                    engine.outcomes().failed(candidate.item(), candidate.into_label(), fault)
+                }
             }
         }
         accepted
     }
 
     /// Lets go of offers that wait.
-    pub fn leave(&mut self, engine: &mut Engine) {
-        let asked = std::mem::take(&mut self.asked).into_values().flatten();
-        for offer in asked.chain(std::mem::take(&mut self.waiting)) {
-            engine.outcomes().ledger().leave(offer.item(), offer.into_label(), false);
+    pub fn suspend(&mut self, engine: &mut Engine) {
+        let requests = std::mem::take(&mut self.requests).into_values().flatten();
+        for candidate in requests.chain(std::mem::take(&mut self.waiting)) {
+            engine.outcomes().ledger().note_unfinished(
+                candidate.item(),
+                candidate.into_label(),
+                false,
+            );
         }
     }
 }
 
-impl Offer {
+impl Candidate {
     fn target(&self) -> &WirePath {
         match self {
             Self::File(_, upload) => &upload.remote,
@@ -161,9 +168,9 @@ impl Offer {
         matches!(self, Self::Entry { entry, .. } if entry.kind == EntryKind::Folder)
     }
 
-    fn item(&self) -> Item {
+    fn item(&self) -> ItemKey {
         match self {
-            Self::File(mark, _) | Self::Entry { mark, .. } => mark.item,
+            Self::File(work_item, _) | Self::Entry { work_item, .. } => work_item.item,
         }
     }
 
@@ -175,50 +182,56 @@ impl Offer {
     }
 }
 
-fn compare_of(item: Item, upload: Upload) -> Compare {
+fn compare_of(item: ItemKey, upload: Upload) -> Comparison {
     let Upload { source, remote, size, label, .. } = upload;
     let shown = label.clone();
-    Compare { item, remote, source, size, label, shown }
+    Comparison { item, remote, source, size, label, shown }
 }
 
 /// Whether an offer is accepted, now that it is known what is at its target.
-fn choose(engine: &mut Engine, offer: &Offer, answer: Result<Entry, Fault>) -> Result<bool, Fault> {
-    if engine.rules().task == Task::Verify {
-        if let Offer::Entry { entry, .. } = offer {
+fn choose(
+    engine: &mut Engine,
+    candidate: &Candidate,
+    answer: Result<Entry, Fault>,
+) -> Result<bool, Fault> {
+    if engine.policy().task == Task::Verify {
+        if let Candidate::Entry { entry, .. } = candidate {
             compare_kinds(&entry.kind, &answer?)?;
         }
         return Ok(false);
     }
     let there = existing(answer)?;
-    let Some(reason) = engine.rules().skip(there.as_ref(), offer.mtime_ns()) else {
+    let Some(reason) = engine.policy().skip(there.as_ref(), candidate.mtime_ns()) else {
         return Ok(true);
     };
-    let label = match offer {
-        Offer::File(_, upload) => &upload.label,
-        Offer::Entry { label, .. } => label,
+    let label = match candidate {
+        Candidate::File(_, upload) => &upload.label,
+        Candidate::Entry { label, .. } => label,
     };
-    engine.outcomes().skipped(offer.item(), label.clone(), reason);
+    engine.outcomes().skipped(candidate.item(), label.clone(), reason);
     Ok(false)
 }
 
 /// Has an offer sent, or reports that it would be.
-fn accept(engine: &mut Engine, offer: Offer, accepted: &mut Accepted) {
-    if engine.rules().task == Task::DryRun {
-        return plan(engine, offer);
+fn accept(engine: &mut Engine, candidate: Candidate, accepted: &mut Accepted) {
+    if engine.policy().task == Task::DryRun {
+        return plan(engine, candidate);
     }
-    match offer {
-        Offer::File(mark, upload) => accepted.files.push((mark, upload)),
-        Offer::Entry { mark, entry, label, .. } => accepted.makes.push((entry, (mark, label))),
+    match candidate {
+        Candidate::File(work_item, upload) => accepted.files.push((work_item, upload)),
+        Candidate::Entry { work_item, entry, label, .. } => {
+            accepted.makes.push((entry, (work_item, label)))
+        }
     }
 }
 
-fn plan(engine: &mut Engine, offer: Offer) {
-    let target = shown(&engine.options().connect.host, offer.target());
-    let (kind, bytes) = match &offer {
-        Offer::File(_, upload) => (EntryKind::File, upload.size),
-        Offer::Entry { entry, .. } => (entry.kind.clone(), 0),
+fn plan(engine: &mut Engine, candidate: Candidate) {
+    let target = shown(&engine.options().connect.host, candidate.target());
+    let (kind, bytes) = match &candidate {
+        Candidate::File(_, upload) => (EntryKind::File, upload.size),
+        Candidate::Entry { entry, .. } => (entry.kind.clone(), 0),
     };
-    let item = offer.item();
-    let path = offer.into_label();
+    let item = candidate.item();
+    let path = candidate.into_label();
     engine.outcomes().planned(item, Planned { path, target, kind, bytes });
 }

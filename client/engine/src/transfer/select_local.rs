@@ -2,30 +2,35 @@
 //! only reported, or compared. The target is looked at here.
 
 use crate::connection::Engine;
-use crate::connection::dir_guard::Mark;
-use crate::connection::ledger::Item;
+use crate::connection::dir_guard::WorkItem;
+use crate::connection::ledger::ItemKey;
 use crate::model::copy_policy::Task;
 use crate::model::report::Planned;
 use crate::transfer::Files;
 use crate::transfer::download::Download;
 use crate::transfer::upload::UploadSource;
-use crate::transfer::verify::Compare;
+use crate::transfer::verify::Comparison;
 use std::sync::Arc;
 use verbatim_files::Folder;
 use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Code, Fault, WirePath};
 
 /// A file of a remote tree: fetched, left alone, reported, or compared.
-pub(crate) fn add_download(engine: &mut Engine, files: &mut Files, mark: Mark, download: Download) {
-    let item = mark.item;
-    if engine.outcomes().ledger().is_over(item) {
+pub(crate) fn add_download(
+    engine: &mut Engine,
+    files: &mut Files,
+    work_item: WorkItem,
+    download: Download,
+) {
+    let item = work_item.item;
+    if engine.outcomes().ledger().is_finished(item) {
         return;
     }
-    if engine.rules().task == Task::Verify {
+    if engine.policy().task == Task::Verify {
         let Download { remote, folder, local, size, label, .. } = download;
         let shown = folder.shown(&local);
         let source = UploadSource::Below(folder, local);
-        let compare = Compare { item, remote, source, size, label, shown };
+        let compare = Comparison { item, remote, source, size, label, shown };
         return files.verifier.add(engine, compare);
     }
     let Download { folder, local, mtime_ns, label, .. } = &download;
@@ -34,29 +39,29 @@ pub(crate) fn add_download(engine: &mut Engine, files: &mut Files, mark: Mark, d
         Ok(true) => return,
         Err(fault) => return engine.outcomes().failed(item, download.label, fault),
     }
-    if engine.rules().task == Task::DryRun {
+    if engine.policy().task == Task::DryRun {
         let (path, target) = (download.label, download.folder.shown(&download.local));
         let (kind, bytes) = (EntryKind::File, download.size);
         return engine.outcomes().planned(item, Planned { path, target, kind, bytes });
     }
-    files.downloads.add(engine, mark, download);
+    files.downloads.add(engine, work_item, download);
 }
 
 /// A folder of a remote tree: made, told of, or looked for. One that is to keep its metadata
 /// gets it last, and is nobody else's business until then.
-pub(crate) fn take_folder(
+pub(crate) fn apply_folder(
     engine: &mut Engine,
-    item: Item,
+    item: ItemKey,
     folder: &Arc<Folder>,
     local: &WirePath,
     mode: u32,
     label: &str,
 ) -> Result<(), Fault> {
-    match engine.rules().task {
+    match engine.policy().task {
         Task::Copy => {
             let unfinished = engine.options().preserve;
             let mode = if unfinished { 0o700 } else { mode };
-            match engine.rules().force && !is_link(folder, local) {
+            match engine.policy().force && !is_link(folder, local) {
                 true => folder.force_folder(local, mode, unfinished),
                 false => folder.make_folder(local, mode, unfinished),
             }
@@ -73,25 +78,25 @@ pub(crate) fn take_folder(
 }
 
 /// A link of a remote tree: made, left alone, told of, or compared.
-pub(crate) fn take_link(
+pub(crate) fn apply_link(
     engine: &mut Engine,
-    item: Item,
+    item: ItemKey,
     folder: &Arc<Folder>,
     local: &WirePath,
     link: &Entry,
     label: &str,
 ) -> Result<(), Fault> {
-    if engine.rules().task == Task::Verify {
+    if engine.policy().task == Task::Verify {
         return compare_kinds(&link.kind, &folder.stat(local, false)?);
     }
     if skip_at(engine, item, folder, local, link.mtime_ns, label)? {
         return Ok(());
     }
     match &link.kind {
-        EntryKind::Symlink { target } if engine.rules().task == Task::Copy => {
+        EntryKind::Symlink { target } if engine.policy().task == Task::Copy => {
             let allowed = verbatim_files::Rules::of_user();
             let keep = link.meta.as_deref().map(|meta| (meta, &allowed));
-            let dropped = folder.make_symlink(local, target, keep, engine.rules().over())?;
+            let dropped = folder.make_symlink(local, target, keep, engine.policy().overwrite())?;
             engine.outcomes().ledger().summary.dropped += dropped;
         }
         kind => {
@@ -106,17 +111,17 @@ pub(crate) fn take_link(
 /// Whether what is at a target here is left alone; says so if it is.
 fn skip_at(
     engine: &mut Engine,
-    item: Item,
+    item: ItemKey,
     folder: &Folder,
     local: &WirePath,
     mtime_ns: i64,
     label: &str,
 ) -> Result<bool, Fault> {
-    if !engine.rules().must_look() {
+    if !engine.policy().must_stat_target() {
         return Ok(false);
     }
     let there = existing(folder.stat(local, false))?;
-    let skip = engine.rules().skip(there.as_ref(), mtime_ns);
+    let skip = engine.policy().skip(there.as_ref(), mtime_ns);
     if let Some(reason) = skip {
         engine.outcomes().skipped(item, label.to_owned(), reason);
     }

@@ -2,13 +2,13 @@
 //! files they come from, and looks at each source again before it is committed.
 
 use crate::connection::Engine;
-use crate::connection::dir_guard::Mark;
-use crate::connection::fd_budget::Taken;
+use crate::connection::dir_guard::WorkItem;
+use crate::connection::fd_budget::FdReservation;
 use crate::connection::jobs::Jobs;
 use crate::connection::largest_first::LargestFirst;
 use crate::connection::worker::Command;
 use crate::local_io::delta_source::Basis;
-use crate::local_io::endpoint::Origin;
+use crate::local_io::endpoint::DataSource;
 use crate::local_io::waker::Waker;
 use crate::model::report::FileDone;
 use crate::transfer::id_translation::IdTranslation;
@@ -54,20 +54,20 @@ pub enum UploadSource {
 
 /// The files that are sent.
 pub(crate) struct Uploads {
-    queue: LargestFirst<(Mark, Upload)>,
+    queue: LargestFirst<(WorkItem, Upload)>,
     /// Those whose sources a job opens. It has them too, until it answers.
-    opening: Option<Arc<Vec<Begun>>>,
+    opening: Option<Arc<Vec<OpeningUpload>>>,
     files: FileMap<File>,
     /// Sent or compared whole; their sources are looked at again, many in one job.
     unchecked: Vec<(FileId, Digest, Arc<Source>)>,
     /// Sources of files that are over, for the next job to close.
-    over: Vec<(Origin, Option<Taken>)>,
+    finished: Vec<(DataSource, Option<FdReservation>)>,
     jobs: Jobs<Answer>,
 }
 
 /// What jobs of uploads answer.
 enum Answer {
-    Opened(Vec<Opened>),
+    Opened(Vec<OpenedSource>),
     /// Whether sources are still what was sent, and their metadata where that is kept.
     Checked(Vec<(FileId, Digest, Result<Kept, Fault>)>),
     /// The digests of a range, and how many bytes were hashed for them.
@@ -91,24 +91,24 @@ enum Answer {
 }
 
 /// A file whose source is to be opened.
-struct Begun {
+struct OpeningUpload {
     id: FileId,
-    mark: Mark,
+    work_item: WorkItem,
     upload: Upload,
-    taken: Taken,
+    fds: FdReservation,
 }
 
 /// A source that was opened, and its first holes.
-type Opened = Result<(Arc<Source>, Survey), Fault>;
+type OpenedSource = Result<(Arc<Source>, Survey), Fault>;
 
 struct File {
-    mark: Mark,
+    work_item: WorkItem,
     /// How the user would name it.
     label: String,
     /// What to send again if it changes, without its name; none of a pipe.
     upload: Option<Upload>,
-    source: Origin,
-    taken: Option<Taken>,
+    source: DataSource,
+    fds: Option<FdReservation>,
 }
 
 impl Uploads {
@@ -118,7 +118,7 @@ impl Uploads {
             opening: None,
             files: FileMap::default(),
             unchecked: Vec::new(),
-            over: Vec::new(),
+            finished: Vec::new(),
             jobs: Jobs::new(waker),
         }
     }
@@ -132,8 +132,8 @@ impl Uploads {
     }
 
     /// Counts a pipe as begun.
-    pub fn begin(&mut self, id: FileId, mark: Mark, label: &str, source: Origin) {
-        let file = File { mark, label: label.into(), upload: None, source, taken: None };
+    pub fn begin(&mut self, id: FileId, work_item: WorkItem, label: &str, source: DataSource) {
+        let file = File { work_item, label: label.into(), upload: None, source, fds: None };
         self.files.insert(id, file);
     }
 
@@ -147,9 +147,9 @@ impl Uploads {
         self.files[&id].source.file().expect("pipes are not looked at").clone()
     }
 
-    pub fn add(&mut self, engine: &mut Engine, mark: Mark, upload: Upload) {
+    pub fn add(&mut self, engine: &mut Engine, work_item: WorkItem, upload: Upload) {
         engine.outcomes().expect(upload.size);
-        self.queue.push(upload.size, (mark, upload));
+        self.queue.push(upload.size, (work_item, upload));
     }
 
     /// Has sources opened, a batch at a time: each costs several calls of the system, and whoever
@@ -159,14 +159,14 @@ impl Uploads {
             return;
         }
         if !engine.fds().has_room() {
-            self.over.clear();
+            self.finished.clear();
         }
         let room = engine.write().room().min(BATCH_FILES_MAX);
         let mut batch = Vec::with_capacity(room.min(self.queue.len()));
         while batch.len() < room && engine.fds().has_room() {
-            let Some((mark, upload)) = self.queue.pop() else { break };
-            let (id, taken) = (engine.file(), engine.fds().take(upload.size, false));
-            batch.push(Begun { id, mark, upload, taken });
+            let Some((work_item, upload)) = self.queue.pop() else { break };
+            let (id, fds) = (engine.file(), engine.fds().reserve(upload.size, false));
+            batch.push(OpeningUpload { id, work_item, upload, fds });
         }
         if batch.is_empty() {
             return;
@@ -174,17 +174,19 @@ impl Uploads {
         let (batch, memos) = (Arc::new(batch), engine.upload_memos());
         self.opening = Some(batch.clone());
         self.jobs.run(move || {
-            let opened = batch.iter().map(|begun| begun.upload.open(&memos)).collect();
+            let opened =
+                batch.iter().map(|opening_upload| opening_upload.upload.open(&memos)).collect();
             drop(batch);
             Answer::Opened(opened)
         });
     }
 
     /// Sources are open, or cannot be opened.
-    fn opened(&mut self, engine: &mut Engine, answers: Vec<Opened>) {
+    fn opened(&mut self, engine: &mut Engine, answers: Vec<OpenedSource>) {
         let Some(batch) = self.opening.take().and_then(Arc::into_inner) else { return };
-        for (Begun { id, mark, upload, taken }, answer) in batch.into_iter().zip(answers) {
-            self.begin_file(engine, id, mark, upload, taken, answer);
+        for (OpeningUpload { id, work_item, upload, fds }, answer) in batch.into_iter().zip(answers)
+        {
+            self.begin_file(engine, id, work_item, upload, fds, answer);
         }
     }
 
@@ -192,10 +194,10 @@ impl Uploads {
         &mut self,
         engine: &mut Engine,
         id: FileId,
-        mark: Mark,
+        work_item: WorkItem,
         mut upload: Upload,
-        taken: Taken,
-        opened: Opened,
+        fds: FdReservation,
+        opened: OpenedSource,
     ) {
         match opened {
             Ok((source, survey)) => {
@@ -206,28 +208,28 @@ impl Uploads {
                     info.mode &= 0o700;
                 }
                 engine.write().create(id, upload.remote.clone(), info, survey, now);
-                if let Some(Basis { paths, guess }) = upload.basis.clone() {
-                    engine.write().compare_with(id, paths, guess);
+                if let Some(Basis { paths, fuzzy }) = upload.basis.clone() {
+                    engine.write().compare_with(id, paths, fuzzy);
                 }
-                let (label, source) = (std::mem::take(&mut upload.label), Origin::File(source));
-                let file = File { mark, label, upload: Some(upload), source, taken: Some(taken) };
+                let (label, source) = (std::mem::take(&mut upload.label), DataSource::File(source));
+                let file = File { work_item, label, upload: Some(upload), source, fds: Some(fds) };
                 self.files.insert(id, file);
             }
             Err(fault) => {
                 engine.write().fail(id, fault.clone());
-                engine.outcomes().failed(mark.item, upload.label, fault);
+                engine.outcomes().failed(work_item.item, upload.label, fault);
             }
         }
     }
 
     /// Its source changed: all of it is sent anew.
-    fn begin_again(&mut self, engine: &mut Engine, id: FileId) {
+    fn restart(&mut self, engine: &mut Engine, id: FileId) {
         let known = self.files.remove(&id).expect("begun files are known");
         let mut upload = known.upload.expect("pipes are not begun again");
         upload.label = known.label;
-        let taken = engine.fds().take(upload.size, false);
+        let fds = engine.fds().reserve(upload.size, false);
         let opened = upload.open(&engine.upload_memos());
-        self.begin_file(engine, id, known.mark, upload, taken, opened);
+        self.begin_file(engine, id, known.work_item, upload, fds, opened);
     }
 
     /// Does what the machine that writes asks.
@@ -253,28 +255,30 @@ impl Uploads {
                 self.jobs.run(move || Answer::HolesFound(file, source.find_holes(from)));
             }
             ClientEffect::Stored { file, extent } => {
-                if let Some(Origin::Pipe(inlet)) = self.files.get(&file).map(|file| &file.source) {
-                    inlet.release(extent);
+                if let Some(DataSource::Pipe(stdin)) =
+                    self.files.get(&file).map(|file| &file.source)
+                {
+                    stdin.release(extent);
                 }
             }
             ClientEffect::CheckSource { file, root } => match &self.files[&file].source {
-                Origin::File(source) => {
+                DataSource::File(source) => {
                     let source = source.clone();
                     self.unchecked.push((file, root, source));
                 }
                 // What was read was read once, and no second look would tell more.
-                Origin::Pipe(_) => engine.write().source_checked(file, root, Ok(None)),
+                DataSource::Pipe(_) => engine.write().source_checked(file, root, Ok(None)),
             },
-            ClientEffect::Restart { file } => self.begin_again(engine, file),
+            ClientEffect::Restart { file } => self.restart(engine, file),
             ClientEffect::Finished { file, root } => {
                 let file = self.files.remove(&file).expect("finished files are known");
                 let (path, bytes) = (file.label, file.source.size());
-                if let Origin::File(source) = &file.source {
+                if let DataSource::File(source) = &file.source {
                     source.forget();
                 }
-                let piped = matches!(file.source, Origin::Pipe(_));
-                self.over.push((file.source, file.taken));
-                engine.outcomes().done(file.mark.item, bytes, || {
+                let piped = matches!(file.source, DataSource::Pipe(_));
+                self.finished.push((file.source, file.fds));
+                engine.outcomes().done(file.work_item.item, bytes, || {
                     let local = if piped { "-".into() } else { path.clone() };
                     FileDone { path, local, bytes, digest: root }
                 });
@@ -284,7 +288,7 @@ impl Uploads {
                 if let Some(file) = self.files.remove(&file) {
                     file.source.close();
                     let fault = file.source.explain(fault);
-                    engine.outcomes().not_placed_there(file.mark.item, file.label, fault);
+                    engine.outcomes().remote_commit_refused(file.work_item.item, file.label, fault);
                 }
             }
             // The engine has done these.
@@ -323,11 +327,11 @@ impl Uploads {
             return;
         }
         let files = std::mem::take(&mut self.unchecked);
-        let over = std::mem::take(&mut self.over);
+        let finished = std::mem::take(&mut self.finished);
         engine.begin_hashing();
         let preserve = engine.options().preserve;
         self.jobs.run(move || {
-            drop(over);
+            drop(finished);
             let kept = |source: &Source| {
                 source.check()?;
                 preserve.then(|| source.meta(true).map(Box::new)).transpose()
@@ -342,7 +346,7 @@ impl Uploads {
         let sources = post.pieces.iter().map(source).collect();
         let (link, bytes) =
             (post.grant.link, post.pieces.iter().map(|(_, extent)| extent.len).sum());
-        engine.tell_paced(link, bytes, Command::Post(post, sources));
+        engine.send_paced(link, bytes, Command::Post(post, sources));
     }
 
     /// Notes what the server has of files that it was asked to create.
@@ -352,8 +356,8 @@ impl Uploads {
             let (Ok(have), Some(file)) = (answer, self.files.get(id)) else { continue };
             let bytes = have.iter().map(|extent| extent.len).sum();
             if bytes > 0 {
-                let (item, label) = (file.mark.item, file.label.clone());
-                engine.outcomes().found(item, &label, bytes);
+                let (item, label) = (file.work_item.item, file.label.clone());
+                engine.outcomes().note_resumed(item, &label, bytes);
             }
         }
     }
@@ -390,36 +394,41 @@ impl Uploads {
     }
 
     /// Lets go of all files; the server keeps what lasts of them.
-    pub fn leave(&mut self, engine: &mut Engine) {
-        let broken = engine.broken().cloned();
+    pub fn suspend(&mut self, engine: &mut Engine) {
+        let broken = engine.session_fault().cloned();
         for file in std::mem::take(&mut self.files).into_values() {
             file.source.close();
             match (&file.source, &broken) {
                 // What came through a pipe cannot be gone on with.
-                (Origin::Pipe(_), Some(fault)) => {
+                (DataSource::Pipe(_), Some(fault)) => {
                     let fault = file.source.explain(fault.clone());
-                    engine.outcomes().failed(file.mark.item, file.label, fault);
+                    engine.outcomes().failed(file.work_item.item, file.label, fault);
                 }
-                _ => engine.outcomes().ledger().leave(file.mark.item, file.label, true),
+                _ => engine.outcomes().ledger().note_unfinished(
+                    file.work_item.item,
+                    file.label,
+                    true,
+                ),
             }
         }
         let ledger = engine.outcomes().ledger();
-        for Begun { mark, upload, .. } in self.opening.take().iter().flat_map(|batch| batch.iter())
+        for OpeningUpload { work_item, upload, .. } in
+            self.opening.take().iter().flat_map(|batch| batch.iter())
         {
-            ledger.leave(mark.item, upload.label.clone(), false);
+            ledger.note_unfinished(work_item.item, upload.label.clone(), false);
         }
-        for (mark, upload) in std::mem::take(&mut self.queue).into_items() {
-            ledger.leave(mark.item, upload.label, false);
+        for (work_item, upload) in std::mem::take(&mut self.queue).into_items() {
+            ledger.note_unfinished(work_item.item, upload.label, false);
         }
         self.unchecked.clear();
-        self.over.clear();
+        self.finished.clear();
     }
 }
 
 impl Upload {
     /// Opens its source, for a job. Only of what lasts on the server are digests kept: it alone can
     /// be gone on with.
-    fn open(&self, memos: &Path) -> Opened {
+    fn open(&self, memos: &Path) -> OpenedSource {
         let mut source = self.source.open(&self.label)?;
         if source.identity().size >= LASTING_BYTES_MIN {
             source = source.remember_in(memos);

@@ -5,9 +5,9 @@
 use crate::connection::Engine;
 use crate::connection::jobs::Jobs;
 use crate::connection::largest_first::LargestFirst;
-use crate::connection::ledger::Item;
+use crate::connection::ledger::ItemKey;
 use crate::connection::worker::Command;
-use crate::local_io::verify_file::Likeness;
+use crate::local_io::verify_file::ComparedFile;
 use crate::local_io::waker::Waker;
 use crate::model::report::FileDone;
 use crate::transfer::upload::UploadSource;
@@ -22,8 +22,8 @@ use verbatim_proto::read::{ClientEffect, Fetch, Zero};
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
 /// A file that is on both sides, or should be.
-pub(crate) struct Compare {
-    pub item: Item,
+pub(crate) struct Comparison {
+    pub item: ItemKey,
     /// Where it is on the server, export first.
     pub remote: WirePath,
     /// Where it is here.
@@ -38,7 +38,7 @@ pub(crate) struct Compare {
 
 /// Files that are compared with their copies.
 pub(crate) struct Verifier {
-    queue: LargestFirst<Compare>,
+    queue: LargestFirst<Comparison>,
     files: FileMap<File>,
     /// Compared whole; the files here are looked at again, many in one job.
     unchecked: Vec<(FileId, Digest, Arc<Source>)>,
@@ -53,7 +53,7 @@ enum Answer {
 }
 
 struct File {
-    item: Item,
+    item: ItemKey,
     label: String,
     shown: String,
     source: Arc<Source>,
@@ -75,8 +75,8 @@ impl Verifier {
         self.queue.len()
     }
 
-    pub fn add(&mut self, engine: &mut Engine, compare: Compare) {
-        if engine.outcomes().ledger().is_over(compare.item) {
+    pub fn add(&mut self, engine: &mut Engine, compare: Comparison) {
+        if engine.outcomes().ledger().is_finished(compare.item) {
             return;
         }
         engine.outcomes().expect(compare.size);
@@ -95,7 +95,7 @@ impl Verifier {
             };
             let (id, now) = (engine.file(), engine.now());
             engine.read().open(id, compare.remote, None, now);
-            let Compare { item, label, shown, size, .. } = compare;
+            let Comparison { item, label, shown, size, .. } = compare;
             self.files.insert(id, File { item, label, shown, source, size });
         }
     }
@@ -132,12 +132,12 @@ impl Verifier {
 
     fn compare(&self, engine: &mut Engine, fetch: Fetch) {
         // One that was given up by its size may still share a chunk with others.
-        let likeness = |piece: &Piece| {
+        let compared_file = |piece: &Piece| {
             let file = self.files.get(&piece.file)?;
-            Some(Likeness { source: file.source.clone(), size: file.size })
+            Some(ComparedFile { source: file.source.clone(), size: file.size })
         };
-        let likenesses = fetch.chunk.pieces.iter().map(likeness).collect();
-        engine.tell(fetch.link, Command::Compare(fetch, likenesses));
+        let compared_files = fetch.chunk.pieces.iter().map(compared_file).collect();
+        engine.send_command(fetch.link, Command::Compare(fetch, compared_files));
     }
 
     /// A hole on the server reads as zeros: so must the same range here.
@@ -221,13 +221,13 @@ impl Verifier {
     }
 
     /// Lets go of all files.
-    pub fn leave(&mut self, engine: &mut Engine) {
+    pub fn suspend(&mut self, engine: &mut Engine) {
         let begun = std::mem::take(&mut self.files).into_values();
         let begun = begun.map(|file| (file.item, file.label));
         let queued = std::mem::take(&mut self.queue).into_items();
         let queued = queued.map(|compare| (compare.item, compare.label));
         for (item, label) in begun.chain(queued) {
-            engine.outcomes().ledger().leave(item, label, false);
+            engine.outcomes().ledger().note_unfinished(item, label, false);
         }
         self.unchecked.clear();
     }

@@ -14,7 +14,7 @@ use crate::session::Session;
 use crate::session::command_error::{CopyError, Running, Stop};
 use crate::session::retry;
 use verbatim_engine::connection::options::SessionOptions;
-use verbatim_engine::model::copy_policy::{Rules, Task};
+use verbatim_engine::model::copy_policy::{CopyPolicy, Task};
 use verbatim_engine::model::location::{Location, Remote};
 use verbatim_engine::model::report::{Observer, Summary};
 
@@ -27,7 +27,7 @@ pub struct CopyOptions {
     /// Whether folders are copied.
     pub recursive: bool,
     /// What of it is copied, and what is done with it.
-    pub rules: Rules,
+    pub policy: CopyPolicy,
 }
 
 /// Finds the server of a copy: one side, and only one, must be remote.
@@ -95,22 +95,22 @@ async fn copy_whole(
 ) -> Result<Summary, CopyError> {
     let peer = server_of(options)?.peer();
     // Where nothing is written, nothing is kept.
-    let preserve = session.preserve && options.rules.task == Task::Copy;
+    let preserve = session.preserve && options.policy.task == Task::Copy;
     let session = SessionOptions { preserve, ..session };
     let make = async |first: &mut Session| Plan::make(options, &peer, first).await;
-    let begun = match retry::begin(&session, observer, &mut stop, make).await? {
+    let begun = match retry::connect_and_prepare(&session, observer, &mut stop, make).await? {
         Ok(begun) => begun,
         Err(fault) => {
             let sources = options.sources.iter().map(Location::to_string);
-            return Ok(retry::not_begun(sources, &peer, fault, observer));
+            return Ok(retry::report_not_started(sources, &peer, fault, observer));
         }
     };
     let (plan, first) = (begun.found, begun.session);
     for failure in &plan.failures {
         observer.failed(failure);
     }
-    let rules = Rules { resolution: plan.resolution, ..options.rules.clone() };
-    let mut summary = retry::copy(&plan.work, &rules, first, session, observer, stop).await;
+    let policy = CopyPolicy { resolution: plan.resolution, ..options.policy.clone() };
+    let mut summary = retry::copy(&plan.work, &policy, first, session, observer, stop).await;
     summary.failed += plan.failures.len() as u64;
     summary.reconnects += begun.reconnects;
     Ok(summary)

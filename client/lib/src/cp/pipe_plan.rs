@@ -19,7 +19,7 @@ pub(crate) fn check(options: &CopyOptions) -> Result<(), CopyError> {
         Err(CopyError::Usage { cause: cause.into(), hint: Some(hint.into()) })
     };
     let piped = options.sources.contains(&Location::Pipe) || options.target == Location::Pipe;
-    if piped && (options.rules.task != Task::Copy || options.rules.must_look()) {
+    if piped && (options.policy.task != Task::Copy || options.policy.must_stat_target()) {
         return usage(
             "a pipe is only copied: not compared, planned, or left out by what is there",
             "leave out --dry-run, --verify, -n and -u",

@@ -6,19 +6,19 @@ use crate::cp::glob;
 use crate::cp::{CopyOptions, remote};
 use crate::session::Session;
 use crate::session::command_error::CopyError;
-use crate::session::overlap::Inside;
+use crate::session::overlap::OverlapCheck;
 use crate::session::work::Work;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use verbatim_engine::connection::error::ClientError;
 use verbatim_engine::local_io::local_path::{
-    local_resolution, local_state, look_at, name_of, split_local,
+    local_resolution, name_of, open_parent, stat_local, target_kind,
 };
-use verbatim_engine::model::copy_policy::{Replace, Rules};
+use verbatim_engine::model::copy_policy::{CopyPolicy, Replace};
 use verbatim_engine::model::location::{Location, Remote};
 use verbatim_engine::model::placement::{
-    Place, Places, Refusal, Request, TargetState, check_target, is_contents, place,
+    CopyArgs, Placement, Refusal, TargetKind, TargetNames, check_target, is_contents, place,
 };
 use verbatim_engine::model::report::Failure;
 use verbatim_engine::transfer::download::Download;
@@ -37,7 +37,7 @@ pub(crate) struct Plan {
     /// What cannot be copied, found before the copy begins.
     pub(crate) failures: Vec<Failure>,
     /// Which source goes where.
-    pub(crate) places: Places,
+    pub(crate) target_names: TargetNames,
     /// How finely the target keeps times, where that matters.
     pub(crate) resolution: Resolution,
 }
@@ -53,7 +53,7 @@ impl Plan {
             peer: peer.to_owned(),
             work: Vec::new(),
             failures: Vec::new(),
-            places: Places::default(),
+            target_names: TargetNames::default(),
             resolution: Resolution::default(),
         };
         match &options.target {
@@ -64,7 +64,7 @@ impl Plan {
             }
             Location::Remote(target) => plan.uploads(options, target, session).await?,
         }
-        if options.rules.replace == Replace::Older {
+        if options.policy.replace == Replace::Older {
             plan.resolution = match &options.target {
                 Location::Local(target) => local_resolution(target),
                 Location::Remote(target) => {
@@ -82,19 +82,19 @@ impl Plan {
         target: &Path,
         session: &mut Session,
     ) -> Result<(), CopyError> {
-        let state = local_state(target);
+        let state = target_kind(target);
         let (count, sources) = self.find_sources(options, session).await?;
-        let request = Request {
+        let request = CopyArgs {
             sources: count,
             recursive: options.recursive,
             target_is_folder: target.as_os_str().as_bytes().ends_with(b"/"),
         };
         check_target(request, state).map_err(|refusal| self.refuse(target.display(), &refusal))?;
-        let mut inside = Inside::of_path(target, &options.rules);
+        let mut overlap = OverlapCheck::of_local(target, &options.policy);
         for (source, entry) in sources {
             let name = source.path.name().filter(|_| !source.contents);
             let label = source.to_string();
-            match options.rules.leave_out(name, &entry.kind) {
+            match options.policy.excludes_source(name, &entry.kind) {
                 Ok(false) => {}
                 Ok(true) => continue,
                 Err(fault) => {
@@ -105,7 +105,7 @@ impl Plan {
             let made = match place(request, state, &entry.kind, source.contents) {
                 Ok(place) => {
                     let end = place.below(target, source.path.name().unwrap_or_default());
-                    let checked = inside.check(session, &entry.kind, &end, &source.path).await?;
+                    let checked = overlap.check(session, &entry.kind, &end, &source.path).await?;
                     checked
                         .and_then(|()| self.download(&source, &entry, target, place, label.clone()))
                 }
@@ -145,21 +145,21 @@ impl Plan {
         source: &Remote,
         entry: &Entry,
         target: &Path,
-        place: Place,
+        place: Placement,
         label: String,
     ) -> Result<(), Fault> {
         let no_export = || Fault::new(Code::BadPath, "name an export: HOST:/EXPORT/PATH");
         let name = source.path.name().ok_or_else(no_export)?;
         let (folder, local) = match place {
-            Place::Inside => {
+            Placement::Inside => {
                 let local = WirePath::parse(name)?;
-                if !self.places.take(&local, &label)? {
+                if !self.target_names.claim(&local, &label)? {
                     return Ok(());
                 }
                 (Folder::open(target)?, local)
             }
-            Place::Itself if target.is_dir() => (Folder::open(target)?, WirePath::root()),
-            Place::Itself => split_local(target)?,
+            Placement::AsTarget if target.is_dir() => (Folder::open(target)?, WirePath::root()),
+            Placement::AsTarget => open_parent(target)?,
         };
         let (folder, remote) = (Arc::new(folder), source.path.clone());
         self.work.push(match entry.kind {
@@ -187,33 +187,33 @@ impl Plan {
         session: &mut Session,
     ) -> Result<(), CopyError> {
         let state = match session.stat(&target.path).await? {
-            Ok(entry) if entry.kind == EntryKind::Folder => TargetState::Folder,
-            Ok(_) => TargetState::File,
+            Ok(entry) if entry.kind == EntryKind::Folder => TargetKind::Folder,
+            Ok(_) => TargetKind::File,
             // No such file may be what is asked for; no such export never is.
             Err(fault) if fault.code == Code::NotFound && !target.path.parent().is_root() => {
-                TargetState::Missing
+                TargetKind::Missing
             }
             Err(fault) => return Err(ClientError::Fault(fault).into()),
         };
-        let request = Request {
+        let request = CopyArgs {
             sources: options.sources.len(),
             recursive: options.recursive,
             target_is_folder: target.is_folder && !target.path.is_root(),
         };
         check_target(request, state).map_err(|refusal| self.refuse(target, &refusal))?;
-        let mut inside = Inside::of_remote(session, &target.path, &options.rules).await?;
+        let mut overlap = OverlapCheck::of_remote(session, &target.path, &options.policy).await?;
         for source in &options.sources {
             let Location::Local(path) = source else { continue };
-            let found = look_at(path).and_then(|entry| {
-                let (rules, way) = (&options.rules, (request, state));
-                let remote = self.place_of(path, &entry.kind, target, way, rules)?;
+            let found = stat_local(path).and_then(|entry| {
+                let (policy, way) = (&options.policy, (request, state));
+                let remote = self.place_of(path, &entry.kind, target, way, policy)?;
                 Ok(remote.map(|remote| (entry, remote)))
             });
             let made = match found {
                 Ok(None) => continue,
                 Ok(Some((entry, remote))) => {
-                    let checked = inside.check(session, &entry.kind, path, &remote).await?;
-                    checked.and_then(|()| self.upload(path, &entry, remote, options.rules.follow))
+                    let checked = overlap.check(session, &entry.kind, path, &remote).await?;
+                    checked.and_then(|()| self.upload(path, &entry, remote, options.policy.follow))
                 }
                 Err(fault) => Err(fault),
             };
@@ -230,12 +230,12 @@ impl Plan {
         path: &Path,
         kind: &EntryKind,
         target: &Remote,
-        (request, state): (Request, TargetState),
-        rules: &Rules,
+        (request, state): (CopyArgs, TargetKind),
+        policy: &CopyPolicy,
     ) -> Result<Option<WirePath>, Fault> {
         let contents = is_contents(path.as_os_str().as_bytes());
         let name = name_of(path).ok().filter(|_| !contents);
-        if rules.leave_out(name, kind)? {
+        if policy.excludes_source(name, kind)? {
             return Ok(None);
         }
         let place = place(request, state, kind, contents).map_err(|refusal| fault_of(&refusal))?;
@@ -243,11 +243,11 @@ impl Plan {
             let text = "the target names no export; use HOST:/EXPORT/PATH";
             return Err(Fault::new(Code::BadPath, text));
         }
-        if place == Place::Itself {
+        if place == Placement::AsTarget {
             return Ok(Some(target.path.clone()));
         }
         let name = WirePath::parse(name_of(path)?)?;
-        let is_new = self.places.take(&name, &path.display().to_string())?;
+        let is_new = self.target_names.claim(&name, &path.display().to_string())?;
         Ok(is_new.then(|| target.path.join(&name)))
     }
 

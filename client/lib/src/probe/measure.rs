@@ -2,7 +2,7 @@
 //! what large ones carry, by size and by number of links; and what this machine
 //! does by itself. Blocks, for a bounded time: a link that stops is given up.
 
-use crate::probe::{Latency, Measured, Own, Rate, Way};
+use crate::probe::{Latency, LocalRates, Measured, Operation, Rate};
 use hdrhistogram::Histogram;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::Write;
@@ -51,32 +51,37 @@ pub struct Memory {
 }
 
 /// A link, and the buffers that are not under way.
-pub struct Lane {
+pub struct ProbeLink {
     link: Box<dyn Link>,
     spare: Vec<Buffer>,
-    under_way: usize,
+    in_flight: usize,
     /// What the next operation is called.
     next: u64,
 }
 
-impl Lane {
+impl ProbeLink {
     pub fn new(link: Box<dyn Link>) -> Self {
-        Self { link, spare: Vec::new(), under_way: 0, next: 0 }
+        Self { link, spare: Vec::new(), in_flight: 0, next: 0 }
     }
 
-    fn submit(&mut self, way: Way, memory: &Memory, bytes: usize) -> Result<bool, FabricError> {
+    fn submit(
+        &mut self,
+        way: Operation,
+        memory: &Memory,
+        bytes: usize,
+    ) -> Result<bool, FabricError> {
         let mut buffer = match self.spare.pop() {
             Some(buffer) => buffer,
             None => Buffer::new(memory.bytes)?,
         };
         buffer.set_len(bytes);
         let op = match way {
-            Way::Read => Op::Read { from: memory.read, into: buffer },
-            Way::Write => Op::Write { from: buffer, to: memory.write },
+            Operation::Read => Op::Read { from: memory.read, into: buffer },
+            Operation::Write => Op::Write { from: buffer, to: memory.write },
         };
         self.next += 1;
         match self.link.submit(Ticket(self.next), op) {
-            Ok(()) => self.under_way += 1,
+            Ok(()) => self.in_flight += 1,
             Err(full) => {
                 self.spare.push(full.0.into_buffer());
                 return Ok(false);
@@ -91,7 +96,7 @@ impl Lane {
         let mut count = 0;
         for completion in completions.drain(..) {
             if let Completion::Done { buffer, result, .. } = completion {
-                self.under_way -= 1;
+                self.in_flight -= 1;
                 self.spare.push(buffer);
                 result?;
                 count += 1;
@@ -102,15 +107,18 @@ impl Lane {
 }
 
 /// Measures everything over these links.
-pub fn links(mut lanes: Vec<Lane>, memory: &Memory) -> Result<Measured, FabricError> {
-    let carrier = lanes.first().map(|lane| lane.link.transport().to_owned()).unwrap_or_default();
+pub fn links(mut probe_links: Vec<ProbeLink>, memory: &Memory) -> Result<Measured, FabricError> {
+    let carrier = probe_links
+        .first()
+        .map(|probe_link| probe_link.link.transport().to_owned())
+        .unwrap_or_default();
     let mut measured = Measured { carrier, ..Measured::default() };
-    for way in [Way::Read, Way::Write] {
-        measured.latencies.push(latency(&mut lanes[..1], way, memory)?);
+    for way in [Operation::Read, Operation::Write] {
+        measured.latencies.push(latency(&mut probe_links[..1], way, memory)?);
     }
-    for way in [Way::Read, Way::Write] {
-        for (bytes, links) in grid(memory.bytes, lanes.len()) {
-            let bytes_per_second = rate(&mut lanes[..links], way, memory, bytes)?;
+    for way in [Operation::Read, Operation::Write] {
+        for (bytes, links) in grid(memory.bytes, probe_links.len()) {
+            let bytes_per_second = rate(&mut probe_links[..links], way, memory, bytes)?;
             measured.rates.push(Rate { way, bytes, links, bytes_per_second });
         }
     }
@@ -126,20 +134,24 @@ fn grid(bytes_max: usize, links_max: usize) -> Vec<(usize, usize)> {
 }
 
 /// Whether a few bytes can be read over a link.
-pub fn reads_a_little(mut lane: Lane, memory: &Memory) -> Result<(), FabricError> {
-    lane.submit(Way::Read, memory, SMALL_BYTES)?;
-    wait(std::slice::from_mut(&mut lane), 1).map(drop)
+pub fn reads_small(mut probe_link: ProbeLink, memory: &Memory) -> Result<(), FabricError> {
+    probe_link.submit(Operation::Read, memory, SMALL_BYTES)?;
+    wait(std::slice::from_mut(&mut probe_link), 1).map(drop)
 }
 
-fn latency(lanes: &mut [Lane], way: Way, memory: &Memory) -> Result<Latency, FabricError> {
+fn latency(
+    probe_links: &mut [ProbeLink],
+    way: Operation,
+    memory: &Memory,
+) -> Result<Latency, FabricError> {
     let broken = |error: &dyn std::fmt::Display| FabricError::Limit(error.to_string());
     let mut times = Histogram::<u64>::new_with_max(60_000_000_000, 3).map_err(|e| broken(&e))?;
     let begin = Instant::now();
     let mut count = 0;
     while count < LATENCY_COUNT_MAX && (begin.elapsed() < LATENCY_TIME || times.len() < 10) {
         let sent = Instant::now();
-        lanes[0].submit(way, memory, SMALL_BYTES)?;
-        wait(lanes, 1)?;
+        probe_links[0].submit(way, memory, SMALL_BYTES)?;
+        wait(probe_links, 1)?;
         count += 1;
         if count > WARM_COUNT {
             times.saturating_record(sent.elapsed().as_nanos() as u64);
@@ -156,40 +168,50 @@ fn latency(lanes: &mut [Lane], way: Way, memory: &Memory) -> Result<Latency, Fab
 }
 
 /// Bytes a second, with as much under way as links take.
-fn rate(lanes: &mut [Lane], way: Way, memory: &Memory, bytes: usize) -> Result<f64, FabricError> {
+fn rate(
+    probe_links: &mut [ProbeLink],
+    way: Operation,
+    memory: &Memory,
+    bytes: usize,
+) -> Result<f64, FabricError> {
     // Once without a clock: buffers are made and registered.
-    fill(lanes, way, memory, bytes)?;
-    drain(lanes)?;
+    fill(probe_links, way, memory, bytes)?;
+    drain(probe_links)?;
     let begin = Instant::now();
     let mut count = 0;
     while begin.elapsed() < RATE_TIME {
-        fill(lanes, way, memory, bytes)?;
-        count += wait(lanes, 1)?;
+        fill(probe_links, way, memory, bytes)?;
+        count += wait(probe_links, 1)?;
     }
-    count += drain(lanes)?;
+    count += drain(probe_links)?;
     Ok(count as f64 * bytes as f64 / begin.elapsed().as_secs_f64())
 }
 
-fn fill(lanes: &mut [Lane], way: Way, memory: &Memory, bytes: usize) -> Result<(), FabricError> {
-    for lane in lanes {
-        while lane.under_way < DEPTH && lane.submit(way, memory, bytes)? {}
+fn fill(
+    probe_links: &mut [ProbeLink],
+    way: Operation,
+    memory: &Memory,
+    bytes: usize,
+) -> Result<(), FabricError> {
+    for probe_link in probe_links {
+        while probe_link.in_flight < DEPTH && probe_link.submit(way, memory, bytes)? {}
     }
     Ok(())
 }
 
-fn drain(lanes: &mut [Lane]) -> Result<u64, FabricError> {
-    let left = lanes.iter().map(|lane| lane.under_way as u64).sum();
-    wait(lanes, left)
+fn drain(probe_links: &mut [ProbeLink]) -> Result<u64, FabricError> {
+    let left = probe_links.iter().map(|probe_link| probe_link.in_flight as u64).sum();
+    wait(probe_links, left)
 }
 
 /// Waits until so many operations have ended; says how many have.
-fn wait(lanes: &mut [Lane], wanted: u64) -> Result<u64, FabricError> {
+fn wait(probe_links: &mut [ProbeLink], wanted: u64) -> Result<u64, FabricError> {
     let (mut count, mut heard) = (0, Instant::now());
     let mut completions = Vec::new();
     while count < wanted {
         let mut ended = 0;
-        for lane in lanes.iter_mut() {
-            ended += lane.take(&mut completions)?;
+        for probe_link in probe_links.iter_mut() {
+            ended += probe_link.take(&mut completions)?;
         }
         count += ended;
         if ended > 0 {
@@ -198,15 +220,15 @@ fn wait(lanes: &mut [Lane], wanted: u64) -> Result<u64, FabricError> {
             let text = format!("no answer in {} s", STALL_TIME_MAX.as_secs());
             return Err(FabricError::Limit(text));
         } else {
-            sleep(lanes);
+            sleep(probe_links);
         }
     }
     Ok(count)
 }
 
 /// Sleeps until a link has something, or a little while.
-fn sleep(lanes: &[Lane]) {
-    let wakes = lanes.iter().map(|lane| lane.link.wake());
+fn sleep(probe_links: &[ProbeLink]) {
+    let wakes = probe_links.iter().map(|probe_link| probe_link.link.wake());
     let mut fds: Vec<_> = wakes
         .filter_map(|wake| {
             let readable = if wake.readable { PollFlags::IN } else { PollFlags::empty() };
@@ -228,7 +250,7 @@ const DISK_BYTES: usize = 64 << 20;
 const BLOCK_BYTES: usize = 8 << 20;
 
 /// Measures what this machine does by itself, but for its disks.
-pub fn own() -> Own {
+pub fn own() -> LocalRates {
     let block = vec![0x5a_u8; BLOCK_BYTES];
     let mut copy = vec![0_u8; block.len()];
     let repeat = |work: &mut dyn FnMut()| {
@@ -247,7 +269,7 @@ pub fn own() -> Own {
     let hash = repeat(&mut || {
         std::hint::black_box(Digest::of_grains(0, block.len() as u64, &block));
     });
-    Own { hash, memory, cores: processors(), ..Own::default() }
+    LocalRates { hash, memory, cores: processors(), ..LocalRates::default() }
 }
 
 /// Writes a file without a name, and waits until it is on the disk: for ever, where that hangs.

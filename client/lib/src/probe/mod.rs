@@ -37,15 +37,15 @@ pub struct Examination {
     /// How data gets there.
     pub route: Option<Route>,
     /// How it let us in.
-    pub door: Option<Door>,
+    pub handshake: Option<Handshake>,
     /// What is in the way before any transport can be tried.
-    pub trouble: Option<Trouble>,
+    pub trouble: Option<ProbeFailure>,
     /// Each transport, the one that copies prefer first.
-    pub tried: Vec<Tried>,
+    pub tried: Vec<TransportProbe>,
     /// How large packets on the way may be; asked when something large was sent.
     pub packets: Option<Packets>,
     /// What this machine does by itself.
-    pub own: Own,
+    pub own: LocalRates,
     /// Why its disk was not measured, where that was wanted.
     pub no_disk: Option<String>,
 }
@@ -65,7 +65,7 @@ pub struct Route {
 
 /// How the server let us in.
 #[derive(Clone, Debug)]
-pub struct Door {
+pub struct Handshake {
     /// Which of its addresses.
     pub address: SocketAddr,
     /// TCP, TLS, trust and token together.
@@ -78,7 +78,7 @@ pub struct Door {
 
 /// What went wrong, and what to do about it.
 #[derive(Clone, Debug)]
-pub struct Trouble {
+pub struct ProbeFailure {
     /// What was being done.
     pub step: &'static str,
     /// What went wrong.
@@ -89,11 +89,11 @@ pub struct Trouble {
 
 /// A transport that was tried.
 #[derive(Clone, Debug)]
-pub struct Tried {
+pub struct TransportProbe {
     /// `verbs` or `tcp`.
     pub transport: &'static str,
     /// What it does, or why it does nothing.
-    pub outcome: Result<Measured, Trouble>,
+    pub outcome: Result<Measured, ProbeFailure>,
 }
 
 /// What a transport does.
@@ -109,14 +109,14 @@ pub struct Measured {
 
 /// Which operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Operation {
     /// One-sided READ.
     Read,
     /// One-sided WRITE.
     Write,
 }
 
-impl Way {
+impl Operation {
     /// The word for it.
     pub fn word(self) -> &'static str {
         match self {
@@ -130,7 +130,7 @@ impl Way {
 #[derive(Clone, Copy, Debug)]
 pub struct Latency {
     /// Which operation.
-    pub way: Way,
+    pub way: Operation,
     /// How many were measured.
     pub count: u64,
     /// Half of them took at most this.
@@ -147,7 +147,7 @@ pub struct Latency {
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
     /// Which operation.
-    pub way: Way,
+    pub way: Operation,
     /// How long each is.
     pub bytes: usize,
     /// Over how many links.
@@ -158,7 +158,7 @@ pub struct Rate {
 
 /// What this machine does by itself, in bytes a second; 0 is unknown.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Own {
+pub struct LocalRates {
     /// Hashing, by one core.
     pub hash: f64,
     /// Copying memory, by one core.
@@ -206,18 +206,18 @@ pub async fn examine(
         Err(error @ ControlError::NotTrusted { .. }) => return Err(error),
         Err(error) => {
             let hint = error.hint();
-            found.trouble = Some(Trouble { step: "door", cause: error.to_string(), hint });
+            found.trouble = Some(ProbeFailure { step: "door", cause: error.to_string(), hint });
             return Ok(found);
         }
     };
-    found.door = Some(Door {
+    found.handshake = Some(Handshake {
         address: connection.peer,
         opened_in: began.elapsed(),
         agent: connection.welcome.agent.clone(),
         fingerprint: connection.server.to_string(),
     });
     let peer = connection.peer;
-    crate::probe::wire::leave(connection).await;
+    crate::probe::wire::say_goodbye(connection).await;
     for (transport, name) in [(Transport::Verbs, "verbs"), (Transport::Tcp, "tcp")] {
         if transport == Transport::Verbs && options.carrier.transport == Transport::Tcp {
             continue;
@@ -225,7 +225,7 @@ pub async fn examine(
         let outcome =
             crate::probe::wire::try_transport(&with(&options, transport, local), path, transport)
                 .await;
-        found.tried.push(Tried { transport: name, outcome });
+        found.tried.push(TransportProbe { transport: name, outcome });
     }
     let netdev = found.route.as_ref().and_then(|route| route.netdev.as_deref());
     found.packets = netdev.and_then(|netdev| crate::probe::packets::towards(peer, netdev));
@@ -254,7 +254,7 @@ async fn bounded<T: Send + 'static>(
 
 impl Examination {
     fn stopped(mut self, step: &'static str, cause: String) -> Self {
-        self.trouble = Some(Trouble { step, cause, hint: None });
+        self.trouble = Some(ProbeFailure { step, cause, hint: None });
         self
     }
 }

@@ -1,7 +1,7 @@
 //! What follows from an examination: findings, and the verdict of which path a copy
 //! would take and what limits it. Pure.
 
-use crate::probe::{Examination, Measured, Packets, Tried, Trouble, Way};
+use crate::probe::{Examination, Measured, Operation, Packets, ProbeFailure, TransportProbe};
 use verbatim_doctor::{Finding, Fix, Severity};
 use verbatim_fabric::ports::Machine;
 
@@ -32,7 +32,7 @@ fn fix_of(hint: Option<&String>, other: &str) -> Fix {
     Fix::Person(hint.cloned().unwrap_or_else(|| other.to_owned()))
 }
 
-fn unreached(found: &Examination, trouble: &Trouble) -> Finding {
+fn unreached(found: &Examination, trouble: &ProbeFailure) -> Finding {
     let (should, other) = match trouble.step {
         "name" => ("a name that resolves", "see /etc/hosts and the resolver: getent hosts NAME"),
         _ => ("a server that answers and lets this client in", "see that rdma-serve runs there"),
@@ -95,8 +95,8 @@ fn small_packets(found: &Examination) -> Option<Finding> {
 /// Why a transport carries nothing. That this machine has no device is told elsewhere.
 fn untried(
     found: &Examination,
-    tried: &Tried,
-    trouble: &Trouble,
+    tried: &TransportProbe,
+    trouble: &ProbeFailure,
     machine: &Machine,
 ) -> Option<Finding> {
     if trouble.step == "device" && machine.devices.is_empty() {
@@ -131,7 +131,7 @@ fn slow(measured: &Measured, machine: &Machine) -> Option<Finding> {
     // A device in software is as quick as the processor lets it be.
     let device = machine.devices.iter().find(|it| it.name == name && it.pci.is_some())?;
     let port = device.ports.iter().find(|it| it.number.to_string() == number)?;
-    let (best, could) = (best(measured, Way::Read)?, f64::from(port.rate_mbit) * 1e6 / 8.0);
+    let (best, could) = (best(measured, Operation::Read)?, f64::from(port.rate_mbit) * 1e6 / 8.0);
     (best * SLOW_RATIO < could).then(|| Finding {
         check: "throughput",
         severity: Severity::Limits,
@@ -148,7 +148,7 @@ fn slow(measured: &Measured, machine: &Machine) -> Option<Finding> {
 }
 
 /// The most that any of the measured shapes carried.
-pub fn best(measured: &Measured, way: Way) -> Option<f64> {
+pub fn best(measured: &Measured, way: Operation) -> Option<f64> {
     let rates = measured.rates.iter().filter(|rate| rate.way == way);
     rates.map(|rate| rate.bytes_per_second).max_by(f64::total_cmp)
 }
@@ -169,7 +169,7 @@ pub fn verdict(found: &Examination) -> Option<Verdict> {
     let measured = found.tried.iter().find_map(|tried| tried.outcome.as_ref().ok())?;
     let cores = found.own.cores.clamp(1, STREAMS) as f64;
     let limits = [
-        ("link", best(measured, Way::Read)?),
+        ("link", best(measured, Operation::Read)?),
         ("hash", found.own.hash * cores),
         ("memory", found.own.memory * cores),
         ("disk", found.own.disk),
@@ -182,7 +182,7 @@ pub fn verdict(found: &Examination) -> Option<Verdict> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Own, Rate, Route};
+    use super::super::{LocalRates, Rate, Route};
     use super::*;
     use verbatim_fabric::ports::{
         Access, DeviceInfo, LinkLayer, PortInfo, PortState, Transport as Speaks,
@@ -209,19 +209,19 @@ mod tests {
         Machine { devices: vec![device], ..Machine::default() }
     }
 
-    fn tried(transport: &'static str, gigabytes: f64) -> Tried {
+    fn tried(transport: &'static str, gigabytes: f64) -> TransportProbe {
         let rate = |way, bytes_per_second| Rate { way, bytes: 1 << 20, links: 4, bytes_per_second };
         let carrier = if transport == "verbs" { "verbs mlx5_0/1" } else { "tcp" };
-        let rates = vec![rate(Way::Read, gigabytes * 1e9), rate(Way::Write, 1.0)];
-        Tried {
+        let rates = vec![rate(Operation::Read, gigabytes * 1e9), rate(Operation::Write, 1.0)];
+        TransportProbe {
             transport,
             outcome: Ok(Measured { carrier: carrier.into(), latencies: Vec::new(), rates }),
         }
     }
 
-    fn failed(step: &'static str) -> Tried {
-        let trouble = Trouble { step, cause: "it broke".into(), hint: None };
-        Tried { transport: "verbs", outcome: Err(trouble) }
+    fn failed(step: &'static str) -> TransportProbe {
+        let trouble = ProbeFailure { step, cause: "it broke".into(), hint: None };
+        TransportProbe { transport: "verbs", outcome: Err(trouble) }
     }
 
     fn checks(found: &Examination) -> Vec<&'static str> {
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn the_slowest_part_of_the_way_limits_a_copy() {
-        let own = Own { hash: 3e9, memory: 9e9, disk: 0.0, cores: 2 };
+        let own = LocalRates { hash: 3e9, memory: 9e9, disk: 0.0, cores: 2 };
         let mut found =
             Examination { own, tried: vec![tried("verbs", 12.0)], ..Default::default() };
         let said = verdict(&found).expect("it moves");

@@ -4,12 +4,12 @@
 
 use crate::SessionOptions;
 use crate::probe::measure;
-use crate::probe::measure::{Lane, Memory};
-use crate::probe::{Measured, Trouble};
+use crate::probe::measure::{Memory, ProbeLink};
+use crate::probe::{Measured, ProbeFailure};
 use std::time::Duration;
 use tokio::time::timeout;
 use verbatim_control::{Connection, connect, join_sealed};
-use verbatim_engine::connection::transport::{Carrier, Transport, Unproven};
+use verbatim_engine::connection::transport::{Carrier, Transport, UnprovenLink};
 use verbatim_fabric::tcp::{SEALED_MAGIC, TcpLink, join};
 use verbatim_fabric::{FabricError, Link, RemoteRange, SoftDomain};
 use verbatim_proto::message::{JoinSecret, LinkAnswer, RailAnswer, SealedAnswer, ServerMessage};
@@ -26,7 +26,7 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(15);
 const BYE_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Says goodbye; the server notices either way.
-pub async fn leave(mut connection: Connection) {
+pub async fn say_goodbye(mut connection: Connection) {
     let bye = async {
         let _ = connection.sender.send(&ClientMessage::Bye).await;
         let _ = connection.sender.flush().await;
@@ -39,8 +39,8 @@ pub async fn try_transport(
     options: &SessionOptions,
     path: &WirePath,
     transport: Transport,
-) -> Result<Measured, Trouble> {
-    let connection = connect(&options.connect).await.map_err(|error| Trouble {
+) -> Result<Measured, ProbeFailure> {
+    let connection = connect(&options.connect).await.map_err(|error| ProbeFailure {
         step: "door",
         cause: error.to_string(),
         hint: error.hint(),
@@ -50,7 +50,7 @@ pub async fn try_transport(
     let carrier = match carrier {
         Ok(carrier) => carrier,
         Err(error) => {
-            leave(connection).await;
+            say_goodbye(connection).await;
             return Err(trouble("device", &error));
         }
     };
@@ -59,7 +59,7 @@ pub async fn try_transport(
         Ok(()) => wire.measure(transport).await,
         Err(trouble) => Err(trouble),
     };
-    leave(wire.connection).await;
+    say_goodbye(wire.connection).await;
     measured
 }
 
@@ -71,14 +71,14 @@ struct Wire {
 
 impl Wire {
     /// Names the export that copies would be of: what it allows decides what links may be.
-    async fn name(&mut self, path: &WirePath) -> Result<(), Trouble> {
+    async fn name(&mut self, path: &WirePath) -> Result<(), ProbeFailure> {
         if path.is_root() {
             return Ok(());
         }
         let look = Look { follow: true, paths: vec![path.clone()] };
-        self.say(ClientMessage::Stat { request: 0, look }).await?;
+        self.send(ClientMessage::Stat { request: 0, look }).await?;
         let mut answers = self
-            .hear(|message| match message {
+            .receive(|message| match message {
                 ServerMessage::Stated { answers, .. } => Some(answers),
                 _ => None,
             })
@@ -86,18 +86,18 @@ impl Wire {
         match answers.pop() {
             Some(Err(fault)) => {
                 let cause = format!("the server: {path}: {}", fault.text);
-                Err(Trouble { step: "path", cause, hint: None })
+                Err(ProbeFailure { step: "path", cause, hint: None })
             }
             _ => Ok(()),
         }
     }
 
-    async fn measure(&mut self, transport: Transport) -> Result<Measured, Trouble> {
+    async fn measure(&mut self, transport: Transport) -> Result<Measured, ProbeFailure> {
         let first = match self.attach(0).await? {
             Made::Link(link) => link,
             Made::Unproven(unproven) => match prove(unproven).await {
                 Ok(link) => link,
-                Err(error) => return Err(self.why_unproven(error).await),
+                Err(error) => return Err(self.diagnose_unproven(error).await),
             },
         };
         let memory = self.lend(0).await?;
@@ -115,10 +115,10 @@ impl Wire {
             }
         }
         let measured = tokio::task::spawn_blocking(move || {
-            let lanes = links.into_iter().map(Lane::new).collect();
-            measure::links(lanes, &memory)
+            let probe_links = links.into_iter().map(ProbeLink::new).collect();
+            measure::links(probe_links, &memory)
         });
-        let measured = measured.await.map_err(|error| Trouble {
+        let measured = measured.await.map_err(|error| ProbeFailure {
             step: "measure",
             cause: error.to_string(),
             hint: None,
@@ -128,15 +128,16 @@ impl Wire {
 
     /// A page did not arrive over a new link. Whether a few bytes do tells a path that drops
     /// large packets from one that carries nothing.
-    async fn why_unproven(&mut self, error: FabricError) -> Trouble {
+    async fn diagnose_unproven(&mut self, error: FabricError) -> ProbeFailure {
         let dead = trouble("verbs", &error);
         let Ok(Made::Unproven(second)) = self.attach(1).await else { return dead };
         let Ok(memory) = self.lend(1).await else { return dead };
         let link = second.into_link();
-        let small =
-            tokio::task::spawn_blocking(move || measure::reads_a_little(Lane::new(link), &memory));
+        let small = tokio::task::spawn_blocking(move || {
+            measure::reads_small(ProbeLink::new(link), &memory)
+        });
         match small.await {
-            Ok(Ok(())) => Trouble {
+            Ok(Ok(())) => ProbeFailure {
                 step: "mtu",
                 cause: "a few bytes arrive, a page does not: packets of the port's MTU are dropped \
                         on the way"
@@ -150,18 +151,18 @@ impl Wire {
         }
     }
 
-    async fn attach(&mut self, index: u16) -> Result<Made, Trouble> {
+    async fn attach(&mut self, index: u16) -> Result<Made, ProbeFailure> {
         let link = LinkId { index, epoch: 0 };
         let offer = self.carrier.offer(link, Duration::ZERO);
         let offer = offer.map_err(|error| trouble("device", &error))?;
-        self.say(ClientMessage::Attach { link, offer }).await?;
+        self.send(ClientMessage::Attach { link, offer }).await?;
         let answer = self
-            .hear(|message| match message {
+            .receive(|message| match message {
                 ServerMessage::Attached { link: of, answer } if of == link => Some(answer),
                 _ => None,
             })
             .await?;
-        let refused = |cause: String| Trouble { step: "attach", cause, hint: None };
+        let refused = |cause: String| ProbeFailure { step: "attach", cause, hint: None };
         match answer.map_err(|fault| refused(format!("the server: {}", fault.text)))? {
             LinkAnswer::Tcp { secret: JoinSecret(secret) } => {
                 let (peer, wait) = (self.connection.peer, self.wait);
@@ -182,7 +183,7 @@ impl Wire {
                 let hint = "nothing to mend where that is meant to be; of an export that need not \
                             be encrypted: rdma-doctor HOST:/EXPORT";
                 let cause = format!("the server: {reason}");
-                Err(Trouble { step: "sealed", cause, hint: Some(hint.into()) })
+                Err(ProbeFailure { step: "sealed", cause, hint: Some(hint.into()) })
             }
             LinkAnswer::Sealed(SealedAnswer { secret, .. }) => {
                 let Connection { peer, server, .. } = self.connection;
@@ -197,25 +198,25 @@ impl Wire {
     }
 
     /// Asks for memory to read and write.
-    async fn lend(&mut self, index: u16) -> Result<Memory, Trouble> {
+    async fn lend(&mut self, index: u16) -> Result<Memory, ProbeFailure> {
         let request = ProbeRequest { link: LinkId { index, epoch: 0 }, bytes: PROBE_BYTES_MAX };
-        self.say(ClientMessage::Probe(request)).await?;
+        self.send(ClientMessage::Probe(request)).await?;
         let answer = self
-            .hear(|message| match message {
+            .receive(|message| match message {
                 ServerMessage::Probed(answer) => Some(answer),
                 _ => None,
             })
             .await?;
         let range =
             |region: verbatim_proto::Region| RemoteRange { key: region.key, address: region.base };
-        let lent = answer.map_err(|fault| Trouble {
+        let lent = answer.map_err(|fault| ProbeFailure {
             step: "probe",
             cause: format!("the server lends no memory: {}", fault.text),
             hint: Some("look again when fewer clients are connected".into()),
         })?;
         let bytes = (lent.bytes as usize).min(PROBE_BYTES_MAX as usize);
         if bytes < measure::SMALL_BYTES {
-            return Err(Trouble {
+            return Err(ProbeFailure {
                 step: "probe",
                 cause: format!("the server lends {bytes} bytes, which is too little to measure"),
                 hint: Some("use a server of the same release".into()),
@@ -224,7 +225,7 @@ impl Wire {
         Ok(Memory { read: range(lent.read), write: range(lent.write), bytes })
     }
 
-    async fn say(&mut self, message: ClientMessage) -> Result<(), Trouble> {
+    async fn send(&mut self, message: ClientMessage) -> Result<(), ProbeFailure> {
         let sender = &mut self.connection.sender;
         let sent = async {
             sender.send(&message).await?;
@@ -238,10 +239,10 @@ impl Wire {
     }
 
     /// Waits for one kind of answer, and passes others by.
-    async fn hear<T>(
+    async fn receive<T>(
         &mut self,
         mut wanted: impl FnMut(ServerMessage) -> Option<T>,
-    ) -> Result<T, Trouble> {
+    ) -> Result<T, ProbeFailure> {
         let receiver = &mut self.connection.receiver;
         let heard = async {
             loop {
@@ -264,10 +265,10 @@ impl Wire {
 /// A link that the server has made its half of.
 enum Made {
     Link(Box<dyn Link>),
-    Unproven(Box<Unproven>),
+    Unproven(Box<UnprovenLink>),
 }
 
-async fn prove(unproven: Box<Unproven>) -> Result<Box<dyn Link>, FabricError> {
+async fn prove(unproven: Box<UnprovenLink>) -> Result<Box<dyn Link>, FabricError> {
     let proven = tokio::task::spawn_blocking(move || unproven.prove()).await;
     proven.unwrap_or(Err(FabricError::Closed))
 }
@@ -276,10 +277,10 @@ fn step_of(transport: Transport) -> &'static str {
     if transport == Transport::Verbs { "verbs" } else { "tcp" }
 }
 
-fn trouble(step: &'static str, error: &FabricError) -> Trouble {
-    Trouble { step, cause: error.to_string(), hint: error.hint().map(str::to_owned) }
+fn trouble(step: &'static str, error: &FabricError) -> ProbeFailure {
+    ProbeFailure { step, cause: error.to_string(), hint: error.hint().map(str::to_owned) }
 }
 
-fn lost(cause: String) -> Trouble {
-    Trouble { step: "session", cause, hint: Some("see the server's log".into()) }
+fn lost(cause: String) -> ProbeFailure {
+    ProbeFailure { step: "session", cause, hint: Some("see the server's log".into()) }
 }

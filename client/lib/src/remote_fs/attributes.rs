@@ -33,12 +33,12 @@ pub struct Facts {
     /// How many names it has.
     pub names: u32,
     /// Whose it is, and which file.
-    pub tied: Tied,
+    pub tied: OwnerAndInode,
 }
 
 /// Whose something is, and which file a name of several leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Tied {
+pub struct OwnerAndInode {
     /// The file, the same for all of its names and in every run.
     pub file: Option<NonZeroU64>,
     /// The version that it has; none while a later write could hide.
@@ -51,7 +51,7 @@ pub struct Tied {
 
 /// What the server says of something that was looked at.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct StatInfo {
     /// What it is.
     pub entry: Entry,
     /// Whose it is, where the server tells that.
@@ -72,12 +72,12 @@ impl Facts {
         };
         let names = ties.map_or(usual_names(kind), |ties| ties.names);
         let (mode, mtime_ns) = ((entry.mode & 0o7777) as u16, entry.mtime_ns);
-        Self { kind, mode, size, mtime_ns, names, tied: Tied::of(ties) }
+        Self { kind, mode, size, mtime_ns, names, tied: OwnerAndInode::of(ties) }
     }
 
     /// Something of which little is known.
     pub fn unknown(kind: Kind, mode: u16, size: u64, mtime_ns: i64) -> Self {
-        Self { kind, mode, size, mtime_ns, names: usual_names(kind), tied: Tied::of(None) }
+        Self { kind, mode, size, mtime_ns, names: usual_names(kind), tied: OwnerAndInode::of(None) }
     }
 
     /// Whose it is, if that is known.
@@ -104,7 +104,7 @@ impl Facts {
     }
 }
 
-impl Tied {
+impl OwnerAndInode {
     fn of(ties: Option<&Ties>) -> Self {
         let (uid, gid) = ties.map_or((NOBODY, NOBODY), |ties| (ties.uid, ties.gid));
         let named = ties.and_then(|ties| ties.twin);
@@ -114,7 +114,7 @@ impl Tied {
     }
 }
 
-impl Seen {
+impl StatInfo {
     /// What is known of it.
     pub fn facts(&self) -> Facts {
         Facts::of(&self.entry, self.ties.as_ref())

@@ -3,7 +3,7 @@
 //! for all that are alike. Made page by page by a session, then only read, and written as
 //! bytes for who asks while the server is away. Pure.
 
-use crate::remote_fs::attributes::{Facts, Kind, Seen, Tied};
+use crate::remote_fs::attributes::{Facts, Kind, OwnerAndInode, StatInfo};
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use verbatim_proto::message::{Entry, EntryKind};
@@ -22,15 +22,15 @@ const TARGET_BYTES_MAX: usize = 4095;
 #[derive(Debug, Default)]
 pub struct Listing {
     names: Vec<u8>,
-    entries: Vec<Packed>,
-    owners: Vec<Owned>,
+    entries: Vec<PackedEntry>,
+    owners: Vec<OwnerRow>,
     /// Where in `owners` something is, while entries are added.
-    places: HashMap<Owned, u32>,
+    owner_index: HashMap<OwnerRow, u32>,
 }
 
 /// An entry; the rest of it is in `names` and `owners`.
 #[derive(Clone, Copy, Debug)]
-struct Packed {
+struct PackedEntry {
     size: u64,
     mtime_ns: i64,
     start: u32,
@@ -41,7 +41,7 @@ struct Packed {
 }
 
 /// Whose something is, and how many names it has.
-type Owned = (Tied, u32);
+type OwnerRow = (OwnerAndInode, u32);
 
 impl Listing {
     /// Adds a page, with the ties of each entry where they are known; an error when the folder is
@@ -73,22 +73,22 @@ impl Listing {
             let Facts { kind, mode, size, mtime_ns, names, tied } =
                 Facts::of(&entry, ties.get(at).and_then(Option::as_ref));
             let owned = self.place((tied, names));
-            self.entries.push(Packed { size, mtime_ns, start, owned, mode, len, kind });
+            self.entries.push(PackedEntry { size, mtime_ns, start, owned, mode, len, kind });
         }
         Ok(())
     }
 
     /// Where this is kept, once for all that are alike. There are no more of them than entries.
-    fn place(&mut self, owned: Owned) -> u32 {
-        *self.places.entry(owned).or_insert_with(|| {
+    fn place(&mut self, owned: OwnerRow) -> u32 {
+        *self.owner_index.entry(owned).or_insert_with(|| {
             self.owners.push(owned);
             self.owners.len() as u32 - 1
         })
     }
 
     /// Only this, under this name.
-    pub fn of(name: &[u8], seen: Seen) -> Result<Self, Fault> {
-        let Seen { entry, ties } = seen;
+    pub fn of(name: &[u8], seen: StatInfo) -> Result<Self, Fault> {
+        let StatInfo { entry, ties } = seen;
         let mut listing = Self::default();
         listing.add(vec![Entry { path: WirePath::parse(name)?, ..entry }], &[ties])?;
         listing.seal();
@@ -103,7 +103,7 @@ impl Listing {
         self.entries.shrink_to_fit();
         self.names.shrink_to_fit();
         self.owners.shrink_to_fit();
-        self.places = HashMap::new();
+        self.owner_index = HashMap::new();
     }
 
     /// How many entries there are.
@@ -127,8 +127,8 @@ impl Listing {
         self.entry(name).map(|entry| self.facts(entry))
     }
 
-    fn facts(&self, entry: &Packed) -> Facts {
-        let Packed { size, mtime_ns, mode, kind, .. } = *entry;
+    fn facts(&self, entry: &PackedEntry) -> Facts {
+        let PackedEntry { size, mtime_ns, mode, kind, .. } = *entry;
         let (tied, names) = self.owners[entry.owned as usize];
         Facts { kind, mode, size, mtime_ns, names, tied }
     }
@@ -141,7 +141,7 @@ impl Listing {
         is_link.then(|| self.names.get(start..start + entry.size as usize))?
     }
 
-    fn entry(&self, name: &[u8]) -> Option<&Packed> {
+    fn entry(&self, name: &[u8]) -> Option<&PackedEntry> {
         let found = self.entries.binary_search_by(|entry| name_of(&self.names, entry).cmp(name));
         self.entries.get(found.ok()?)
     }
@@ -157,13 +157,13 @@ impl Listing {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.encoded_bytes());
         bytes.extend_from_slice(&(self.owners.len() as u32).to_le_bytes());
-        for (Tied { file, version, uid, gid }, names) in &self.owners {
+        for (OwnerAndInode { file, version, uid, gid }, names) in &self.owners {
             let number = |it: &Option<NonZeroU64>| it.map_or(0, NonZeroU64::get).to_le_bytes();
             bytes.extend_from_slice(&[number(file), number(version)].concat());
             bytes.extend([uid, gid, names].iter().flat_map(|number| number.to_le_bytes()));
         }
         for entry in &self.entries {
-            let Packed { size, mtime_ns, owned, mode, len, kind, .. } = *entry;
+            let PackedEntry { size, mtime_ns, owned, mode, len, kind, .. } = *entry;
             let name = name_of(&self.names, entry);
             bytes.extend_from_slice(&[kind as u8, len]);
             bytes.extend_from_slice(&mode.to_le_bytes());
@@ -198,7 +198,7 @@ impl Listing {
             let (names, rest) = rest.split_at_checked(usize::from(len).checked_add(target)?)?;
             let start = u32::try_from(listing.names.len()).ok()?;
             listing.names.extend_from_slice(names);
-            listing.entries.push(Packed { size, mtime_ns, start, owned, mode, len, kind });
+            listing.entries.push(PackedEntry { size, mtime_ns, start, owned, mode, len, kind });
             bytes = rest;
         }
         (bytes.is_empty() && listing.len() <= LISTING_ENTRIES_MAX).then_some(listing)
@@ -217,7 +217,7 @@ const OWNED_BYTES: usize = 28;
 /// The kinds by their numbers.
 const KINDS: [Kind; 4] = [Kind::File, Kind::Folder, Kind::Symlink, Kind::Special];
 
-fn read_owned(bytes: &[u8; OWNED_BYTES]) -> Option<Owned> {
+fn read_owned(bytes: &[u8; OWNED_BYTES]) -> Option<OwnerRow> {
     let (file, rest) = bytes.split_first_chunk()?;
     let (version, rest) = rest.split_first_chunk()?;
     let mut numbers = rest.chunks_exact(4).map_while(|it| it.first_chunk().copied());
@@ -225,10 +225,10 @@ fn read_owned(bytes: &[u8; OWNED_BYTES]) -> Option<Owned> {
     let (uid, gid, names) = (number()?, number()?, number()?);
     let file = NonZeroU64::new(u64::from_le_bytes(*file));
     let version = NonZeroU64::new(u64::from_le_bytes(*version));
-    Some((Tied { file, version, uid, gid }, names))
+    Some((OwnerAndInode { file, version, uid, gid }, names))
 }
 
-fn name_of<'a>(names: &'a [u8], entry: &Packed) -> &'a [u8] {
+fn name_of<'a>(names: &'a [u8], entry: &PackedEntry) -> &'a [u8] {
     let start = entry.start as usize;
     &names[start..start + usize::from(entry.len)]
 }
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!((facts.size, facts.mode, facts.kind), (3, 0o644, Kind::File));
         assert_eq!(listing.find(b"d"), None);
         assert_eq!(listing.owners.len(), 1, "what is alike is kept once");
-        assert!(std::mem::size_of::<Packed>() <= 40, "a million must stay small");
+        assert!(std::mem::size_of::<PackedEntry>() <= 40, "a million must stay small");
         assert!(std::mem::size_of::<Facts>() <= 48, "the kernel may know a million");
     }
 }

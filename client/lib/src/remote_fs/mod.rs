@@ -5,5 +5,5 @@ pub mod attributes;
 pub mod listing;
 pub mod service;
 
-pub use crate::remote_fs::attributes::Seen;
+pub use crate::remote_fs::attributes::StatInfo;
 pub use crate::remote_fs::listing::Listing;

@@ -3,14 +3,14 @@
 //! time. Used by `mount`; whoever asks keeps the deadlines, and asks the next session
 //! when this one is gone.
 
-use crate::remote_fs::attributes::Seen;
+use crate::remote_fs::attributes::StatInfo;
 use crate::remote_fs::listing::Listing;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 use verbatim_engine::connection::Engine;
 use verbatim_engine::connection::jobs::Jobs;
-use verbatim_engine::local_io::range_buffer::PartBuffer;
+use verbatim_engine::local_io::range_buffer::RangeBuffer;
 use verbatim_engine::local_io::waker::Waker;
 use verbatim_engine::transfer::remote_scan::{Page, SCANS_MAX};
 use verbatim_proto::message::{ClientMessage, Entry, FileId};
@@ -22,29 +22,29 @@ const DESCRIBES_MAX: usize = 2;
 
 /// Scans that may rest at the server, not at their end, because nobody waits for them any more. It
 /// has room for eight of a session.
-const SCANS_LEFT_MAX: usize = 2;
+const ABANDONED_SCANS_MAX: usize = 2;
 
 /// Parts that nobody waits for any more and that the server does not end.
-const PARTS_LEFT_MAX: usize = 256;
+const ABANDONED_READS_MAX: usize = 256;
 
 /// Where an answer goes.
 type Answer<T> = oneshot::Sender<Result<T, Fault>>;
 
 /// A question.
-pub enum Ask {
+pub enum FsRequest {
     /// What is at this path? A link is not followed.
-    Look(WirePath, Answer<Seen>),
+    Stat(WirePath, Answer<StatInfo>),
     /// What is in this folder?
     List(WirePath, Answer<Listing>),
     /// What else is known of this folder: its metadata.
-    Describe(WirePath, Answer<Kept>),
+    Metadata(WirePath, Answer<Kept>),
     /// This part of a file. Answered when it is verified and the file did not change.
-    Fetch(WirePath, Arc<PartBuffer>, Answer<Kept>),
+    Read(WirePath, Arc<RangeBuffer>, Answer<Kept>),
 }
 
 /// What carries the data of a session.
 #[derive(Clone, Debug, Default)]
-pub struct Carried {
+pub struct TransportInfo {
     /// What it moves over, once it does.
     pub transport: Option<String>,
     /// Why that is not RDMA.
@@ -55,15 +55,15 @@ pub struct Carried {
 
 /// The questions that wait for their answers.
 pub(crate) struct Service {
-    looks: HashMap<u32, Answer<Seen>>,
+    stats: HashMap<u32, Answer<StatInfo>>,
     lists: HashMap<u32, (Listing, Answer<Listing>)>,
     lists_waiting: VecDeque<(WirePath, Answer<Listing>)>,
     describes: HashMap<u32, (Kept, Answer<Kept>)>,
     describes_waiting: VecDeque<(WirePath, Answer<Kept>)>,
-    parts: HashMap<FileId, (Arc<PartBuffer>, Answer<Kept>)>,
-    parts_waiting: VecDeque<(WirePath, Arc<PartBuffer>, Answer<Kept>)>,
+    parts: HashMap<FileId, (Arc<RangeBuffer>, Answer<Kept>)>,
+    parts_waiting: VecDeque<(WirePath, Arc<RangeBuffer>, Answer<Kept>)>,
     /// Scans that nobody waits for: they are asked for no more pages.
-    scans_left: HashSet<u32>,
+    abandoned_scans: HashSet<u32>,
     /// What was said of the entries that come next, and of which request.
     ties: Option<(u32, Vec<Option<Ties>>)>,
     /// Zeros of holes, which jobs hash.
@@ -73,14 +73,14 @@ pub(crate) struct Service {
 impl Service {
     pub fn new(waker: &Waker) -> Self {
         Self {
-            looks: HashMap::new(),
+            stats: HashMap::new(),
             lists: HashMap::new(),
             lists_waiting: VecDeque::new(),
             describes: HashMap::new(),
             describes_waiting: VecDeque::new(),
             parts: HashMap::new(),
             parts_waiting: VecDeque::new(),
-            scans_left: HashSet::new(),
+            abandoned_scans: HashSet::new(),
             ties: None,
             jobs: Jobs::new(waker),
         }
@@ -88,19 +88,19 @@ impl Service {
 
     /// Whether the server owes an answer that no machine waits for.
     pub fn awaits(&self) -> bool {
-        !self.looks.is_empty() || !self.lists.is_empty() || !self.describes.is_empty()
+        !self.stats.is_empty() || !self.lists.is_empty() || !self.describes.is_empty()
     }
 
     /// Lets go of lists whose askers gave up: one may have no end, or never come.
-    fn leave_scans(&mut self) {
-        let left = &mut self.scans_left;
+    fn drop_abandoned_scans(&mut self) {
+        let left = &mut self.abandoned_scans;
         self.lists.retain(|request, (_, answer)| !answer.is_closed() || !left.insert(*request));
         self.describes.retain(|request, (_, answer)| !answer.is_closed() || !left.insert(*request));
     }
 
     /// Lets go of parts whose askers gave up, with what has come of them, and of looks.
-    pub fn leave_parts(&mut self, engine: &mut Engine) {
-        self.looks.retain(|_, answer| !answer.is_closed());
+    pub fn drop_abandoned_reads(&mut self, engine: &mut Engine) {
+        self.stats.retain(|_, answer| !answer.is_closed());
         let left = self.parts.iter().filter(|(_, (_, answer))| answer.is_closed());
         let left: Vec<FileId> = left.map(|(file, _)| *file).collect();
         for file in &left {
@@ -108,9 +108,9 @@ impl Service {
             let fault = Fault::new(Code::TimedOut, "nobody waits for it any more");
             engine.read().fail(*file, fault);
         }
-        if left.len() > PARTS_LEFT_MAX {
+        if left.len() > ABANDONED_READS_MAX {
             let text = format!("the server does not end {} reads", left.len());
-            engine.broke(Fault::new(Code::TimedOut, text));
+            engine.fail_session(Fault::new(Code::TimedOut, text));
         }
     }
 
@@ -124,17 +124,19 @@ impl Service {
     }
 
     /// Takes a question.
-    pub fn ask(&mut self, engine: &mut Engine, ask: Ask) {
+    pub fn ask(&mut self, engine: &mut Engine, ask: FsRequest) {
         let request = engine.request();
         match ask {
-            Ask::Look(path, answer) => {
+            FsRequest::Stat(path, answer) => {
                 let look = Look { follow: false, paths: vec![path] };
                 engine.send(ClientMessage::Stat { request, look });
-                self.looks.insert(request, answer);
+                self.stats.insert(request, answer);
             }
-            Ask::List(path, answer) => self.lists_waiting.push_back((path, answer)),
-            Ask::Describe(path, answer) => self.describes_waiting.push_back((path, answer)),
-            Ask::Fetch(path, part, answer) => self.parts_waiting.push_back((path, part, answer)),
+            FsRequest::List(path, answer) => self.lists_waiting.push_back((path, answer)),
+            FsRequest::Metadata(path, answer) => self.describes_waiting.push_back((path, answer)),
+            FsRequest::Read(path, part, answer) => {
+                self.parts_waiting.push_back((path, part, answer))
+            }
         }
     }
 
@@ -148,12 +150,12 @@ impl Service {
         let there = answers.iter().filter(|answer| answer.is_ok()).count();
         let ties = match self.take_ties(request, there) {
             Ok(ties) => ties.into_iter().next().flatten(),
-            Err(fault) => return engine.broke(fault),
+            Err(fault) => return engine.fail_session(fault),
         };
-        if let Some(asked) = self.looks.remove(&request) {
+        if let Some(asked) = self.stats.remove(&request) {
             let answer = answers.into_iter().next();
             // A reader that gave up needs no answer.
-            let _ = answer.map(|it| asked.send(it.map(|entry| Seen { entry, ties })));
+            let _ = answer.map(|it| asked.send(it.map(|entry| StatInfo { entry, ties })));
         }
     }
 
@@ -172,11 +174,11 @@ impl Service {
 
     /// Begins what there is room for.
     pub fn pump(&mut self, engine: &mut Engine) {
-        self.leave_scans();
-        let left = self.scans_left.len();
-        if left > SCANS_LEFT_MAX {
+        self.drop_abandoned_scans();
+        let left = self.abandoned_scans.len();
+        if left > ABANDONED_SCANS_MAX {
             let text = format!("the server does not end {left} lists");
-            return engine.broke(Fault::new(Code::TimedOut, text));
+            return engine.fail_session(Fault::new(Code::TimedOut, text));
         }
         while self.lists.len() < SCANS_MAX
             && let Some((path, answer)) = self.lists_waiting.pop_front()
@@ -220,11 +222,11 @@ impl Service {
         let Page { entries, faults, done } = page;
         let ties = match self.take_ties(request, entries.len()) {
             Ok(ties) => ties,
-            Err(fault) => return engine.broke(fault),
+            Err(fault) => return engine.fail_session(fault),
         };
-        if self.scans_left.contains(&request) {
+        if self.abandoned_scans.contains(&request) {
             if done {
-                self.scans_left.remove(&request);
+                self.abandoned_scans.remove(&request);
             }
             return;
         }
@@ -243,7 +245,8 @@ impl Service {
             return;
         }
         let Some((mut listing, answer)) = self.lists.remove(&request) else {
-            return engine.broke(Fault::new(Code::Protocol, "the server sent a page unasked"));
+            return engine
+                .fail_session(Fault::new(Code::Protocol, "the server sent a page unasked"));
         };
         let fits = listing.add(entries, &ties);
         // A folder that cannot be read tells it of itself; what is in it may be left out.
@@ -262,7 +265,7 @@ impl Service {
             // What is too long may have no end at all.
             (_, Err(fault)) => {
                 if !done {
-                    self.scans_left.insert(request);
+                    self.abandoned_scans.insert(request);
                 }
                 drop(answer.send(Err(fault)));
             }
@@ -278,7 +281,7 @@ impl Service {
         match effect {
             ClientEffect::Opened { file, info, .. } => {
                 if let Some((part, _)) = self.part(file) {
-                    part.opened(info);
+                    part.set_info(info);
                 }
             }
             ClientEffect::Fetch(fetch) => self.fetch(engine, fetch),
@@ -292,7 +295,7 @@ impl Service {
         }
     }
 
-    fn part(&self, file: FileId) -> Option<&(Arc<PartBuffer>, Answer<Kept>)> {
+    fn part(&self, file: FileId) -> Option<&(Arc<RangeBuffer>, Answer<Kept>)> {
         self.parts.get(&file)
     }
 

@@ -31,22 +31,22 @@ const PASS_PAUSE_MAX: Duration = Duration::from_secs(60);
 const TRIES_MAX: u32 = 16;
 
 /// Sessions in a row that may move bytes, or stand, and leave nothing behind.
-const BARREN_MAX: u32 = 4;
+const FRUITLESS_SESSIONS_MAX: u32 = 4;
 
 /// A session that ends before is one that did not stand.
-const STOOD_MIN: Duration = PAUSE_MAX;
+const UPTIME_MIN: Duration = PAUSE_MAX;
 
 /// What one session achieved.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Achieved {
+pub(crate) struct SessionProgress {
     /// Files over, of all sessions.
-    pub over: u64,
+    pub finished: u64,
     /// Bytes that this one found in place when it began its files.
-    pub found_bytes: u64,
+    pub already_present_bytes: u64,
     /// When its last byte moved, if any did.
     pub moved: Option<Instant>,
     /// For how long it was there.
-    pub stood: Duration,
+    pub uptime: Duration,
     /// For how long of that, at its end, the server had not said what it owed. That was waiting
     /// for the server, and counts as such.
     pub silent: Duration,
@@ -54,7 +54,7 @@ pub(crate) struct Achieved {
 
 /// The answer of a [`Backoff`] to a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum RetryDecision {
     /// Try again after this pause.
     After(Duration),
     /// Give up: there was no progress for the whole of the timeout.
@@ -65,9 +65,9 @@ pub enum Next {
 
 /// The failures after which a loop tries again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outlives {
+enum RetryPolicy {
     /// Failures after which the server may come back.
-    Absence,
+    ServerGone,
     /// All failures. A server that refuses this client is asked at the longest pauses: it may accept
     /// it when its keys are fixed.
     All,
@@ -82,15 +82,15 @@ pub struct Backoff {
     pause_max: Duration,
     /// Whether pauses are spread, so that clients that broke together do not return together.
     spread: bool,
-    outlives: Outlives,
+    policy: RetryPolicy,
     /// Whether it ever worked.
     worked: bool,
     timeout: Duration,
     /// When progress was made.
     progressed: Instant,
     tries: u32,
-    barren: u32,
-    best: Achieved,
+    fruitless: u32,
+    best: SessionProgress,
 }
 
 impl Backoff {
@@ -101,26 +101,26 @@ impl Backoff {
             pause_min: PAUSE_MIN,
             pause_max: PAUSE_MAX,
             spread: true,
-            outlives: Outlives::Absence,
+            policy: RetryPolicy::ServerGone,
             worked: false,
             timeout,
             progressed: now,
             tries: 0,
-            barren: 0,
-            best: Achieved::default(),
+            fruitless: 0,
+            best: SessionProgress::default(),
         }
     }
 
     /// For the sessions of a mount: pauses of 100 ms to 5 s. Never gives up.
     pub fn mount(now: Instant) -> Self {
-        let (pause_min, outlives) = (MOUNT_PAUSE_MIN, Outlives::All);
-        Self { pause_min, spread: false, outlives, ..Self::copy(Duration::MAX, now) }
+        let (pause_min, policy) = (MOUNT_PAUSE_MIN, RetryPolicy::All);
+        Self { pause_min, spread: false, policy, ..Self::copy(Duration::MAX, now) }
     }
 
     /// For a watched source: pauses of 250 ms to 5 s, halved at random. Gives up at any failure
     /// before [`Backoff::succeeded`], and later at one that is not transient.
     pub(crate) fn watch(now: Instant) -> Self {
-        Self { outlives: Outlives::Transient, ..Self::copy(Duration::MAX, now) }
+        Self { policy: RetryPolicy::Transient, ..Self::copy(Duration::MAX, now) }
     }
 
     /// For the passes of a mirror: pauses of 500 ms to 60 s. Never gives up.
@@ -136,37 +136,37 @@ impl Backoff {
 
     /// Decides after a failure that the caller has judged already, such as the end of a session that
     /// stood: only the timeout ends the loop.
-    pub fn lost(&mut self, now: Instant) -> Next {
-        self.pause(now, random()).map_or(Next::Exhausted, Next::After)
+    pub fn lost(&mut self, now: Instant) -> RetryDecision {
+        self.pause(now, random()).map_or(RetryDecision::Exhausted, RetryDecision::After)
     }
 
     /// Decides after a try that failed with `error`.
-    pub fn failed(&mut self, error: &ClientError, now: Instant) -> Next {
-        let again = match self.outlives {
-            Outlives::Absence => may_come_back(error),
-            Outlives::All if may_come_back(error) => true,
-            Outlives::All => {
+    pub fn failed(&mut self, error: &ClientError, now: Instant) -> RetryDecision {
+        let reconnect = match self.policy {
+            RetryPolicy::ServerGone => may_come_back(error),
+            RetryPolicy::All if may_come_back(error) => true,
+            RetryPolicy::All => {
                 self.tries = TRIES_MAX;
                 true
             }
-            Outlives::Transient => self.worked && is_transient(error),
+            RetryPolicy::Transient => self.worked && is_transient(error),
         };
-        if again { self.lost(now) } else { Next::Final }
+        if reconnect { self.lost(now) } else { RetryDecision::Final }
     }
 
     /// Notes what a session achieved that is over.
-    pub(crate) fn learn(&mut self, achieved: Achieved, now: Instant) {
-        let finished = achieved.over > self.best.over;
-        let stood = achieved.stood >= STOOD_MIN.min(self.timeout);
-        let stood = stood.then(|| now.checked_sub(achieved.silent).unwrap_or(now));
-        let alive = achieved.moved.max(stood);
-        if finished || achieved.found_bytes > self.best.found_bytes {
-            self.best = achieved;
-            self.barren = 0;
+    pub(crate) fn session_ended(&mut self, progress_made: SessionProgress, now: Instant) {
+        let finished = progress_made.finished > self.best.finished;
+        let uptime = progress_made.uptime >= UPTIME_MIN.min(self.timeout);
+        let uptime = uptime.then(|| now.checked_sub(progress_made.silent).unwrap_or(now));
+        let alive = progress_made.moved.max(uptime);
+        if finished || progress_made.already_present_bytes > self.best.already_present_bytes {
+            self.best = progress_made;
+            self.fruitless = 0;
         } else if alive.is_some() {
-            self.barren += 1;
+            self.fruitless += 1;
         }
-        if let Some(alive) = alive.filter(|_| self.barren <= BARREN_MAX) {
+        if let Some(alive) = alive.filter(|_| self.fruitless <= FRUITLESS_SESSIONS_MAX) {
             self.progressed = self.progressed.max(alive.min(now));
             self.tries = 0;
         }
@@ -204,7 +204,7 @@ impl Backoff {
 
 /// Whether a session that broke like this may be followed by another. One that timed out was
 /// waited for long enough; whatever else it is would happen again.
-pub(crate) fn may_go_on(code: Code) -> bool {
+pub(crate) fn may_resume(code: Code) -> bool {
     matches!(code, Code::LinkLost | Code::Stopping)
 }
 
@@ -220,7 +220,7 @@ pub fn may_come_back(error: &ClientError) -> bool {
             ControlError::Refused(fault) => matches!(fault.code, Code::Stopping | Code::Limit),
             _ => false,
         },
-        ClientError::Fault(fault) | ClientError::Ended { fault, .. } => may_go_on(fault.code),
+        ClientError::Fault(fault) | ClientError::Ended { fault, .. } => may_resume(fault.code),
         ClientError::Fabric(_) => false,
     }
 }
@@ -277,10 +277,10 @@ mod tests {
         let mut backoff = Backoff::copy(10 * SECOND, begin);
         assert!(backoff.pause(begin + 9 * SECOND, 0).is_some_and(|pause| pause <= SECOND));
         assert_eq!(backoff.pause(begin + 10 * SECOND, 0), None);
-        let over = Achieved { over: 1, ..Achieved::default() };
-        backoff.learn(over, begin + 10 * SECOND);
+        let finished = SessionProgress { finished: 1, ..SessionProgress::default() };
+        backoff.session_ended(finished, begin + 10 * SECOND);
         assert!(backoff.pause(begin + 19 * SECOND, 0).is_some(), "a file was finished");
-        backoff.learn(over, begin + 19 * SECOND);
+        backoff.session_ended(finished, begin + 19 * SECOND);
         assert_eq!(backoff.pause(begin + 20 * SECOND, 0), None, "no other one was");
     }
 
@@ -293,10 +293,13 @@ mod tests {
         while backoff.pause(now, 0).is_some() {
             now += SECOND;
             sessions += 1;
-            backoff.learn(Achieved { moved: Some(now), ..Achieved::default() }, now);
+            backoff.session_ended(
+                SessionProgress { moved: Some(now), ..SessionProgress::default() },
+                now,
+            );
             assert!(sessions < 100, "it never ends");
         }
-        assert!(sessions > BARREN_MAX, "{sessions}");
+        assert!(sessions > FRUITLESS_SESSIONS_MAX, "{sessions}");
     }
 
     #[test]
@@ -305,7 +308,10 @@ mod tests {
         for timeout in [10 * SECOND, SECOND] {
             let mut backoff = Backoff::copy(timeout, begin);
             let lost = begin + 3600 * SECOND;
-            backoff.learn(Achieved { stood: 3600 * SECOND, ..Achieved::default() }, lost);
+            backoff.session_ended(
+                SessionProgress { uptime: 3600 * SECOND, ..SessionProgress::default() },
+                lost,
+            );
             assert_eq!(backoff.left(lost), timeout, "it compared, and finished no file");
             assert_eq!(backoff.pause(lost + timeout, 0), None);
         }
@@ -316,24 +322,27 @@ mod tests {
         let begin = Instant::now();
         let mut backoff = Backoff::copy(10 * SECOND, begin);
         let lost = begin + 3600 * SECOND;
-        let (stood, silent) = (3600 * SECOND, 7 * SECOND);
-        backoff.learn(Achieved { stood, silent, ..Achieved::default() }, lost);
+        let (uptime, silent) = (3600 * SECOND, 7 * SECOND);
+        backoff
+            .session_ended(SessionProgress { uptime, silent, ..SessionProgress::default() }, lost);
         assert_eq!(backoff.left(lost), 3 * SECOND);
     }
 
     #[test]
     fn sessions_that_stand_and_leave_nothing_end_and_those_that_do_not_stand_end_in_time() {
         let begin = Instant::now();
-        for (stood, most) in [(60 * SECOND, (BARREN_MAX + 1) * 60 * SECOND), (SECOND, 10 * SECOND)]
+        for (uptime, most) in
+            [(60 * SECOND, (FRUITLESS_SESSIONS_MAX + 1) * 60 * SECOND), (SECOND, 10 * SECOND)]
         {
             let mut backoff = Backoff::copy(10 * SECOND, begin);
             let mut now = begin;
             while let Some(pause) = backoff.pause(now, 0) {
-                now += pause + stood;
-                backoff.learn(Achieved { stood, ..Achieved::default() }, now);
-                assert!(now - begin <= most + 10 * SECOND, "{stood:?}: it never ends");
+                now += pause + uptime;
+                backoff
+                    .session_ended(SessionProgress { uptime, ..SessionProgress::default() }, now);
+                assert!(now - begin <= most + 10 * SECOND, "{uptime:?}: it never ends");
             }
-            assert!(now - begin >= 10 * SECOND, "{stood:?}: {:?}", now - begin);
+            assert!(now - begin >= 10 * SECOND, "{uptime:?}: {:?}", now - begin);
         }
     }
 
@@ -343,9 +352,12 @@ mod tests {
         let mut backoff = Backoff::copy(10 * SECOND, begin);
         for session in 1..1000 {
             let now = begin + session * 5 * SECOND;
-            let found_bytes = u64::from(session) << 20;
+            let already_present_bytes = u64::from(session) << 20;
             let moved = Some(now);
-            backoff.learn(Achieved { found_bytes, moved, ..Achieved::default() }, now);
+            backoff.session_ended(
+                SessionProgress { already_present_bytes, moved, ..SessionProgress::default() },
+                now,
+            );
             assert!(backoff.pause(now, 0).is_some(), "session {session}");
         }
     }
@@ -361,7 +373,7 @@ mod tests {
     fn pauses_ms(backoff: &mut Backoff, count: usize) -> Vec<u128> {
         let begin = Instant::now();
         let pause = |_| match backoff.lost(begin) {
-            Next::After(pause) => pause.as_millis(),
+            RetryDecision::After(pause) => pause.as_millis(),
             end => panic!("{end:?}"),
         };
         (0..count).map(pause).collect()
@@ -373,7 +385,7 @@ mod tests {
         let mut mount = Backoff::mount(begin);
         let expected = [100, 200, 400, 800, 1600, 3200, 5000, 5000];
         assert_eq!(pauses_ms(&mut mount, expected.len()), expected);
-        assert!(matches!(mount.lost(begin + 1_000_000 * SECOND), Next::After(_)));
+        assert!(matches!(mount.lost(begin + 1_000_000 * SECOND), RetryDecision::After(_)));
         let mut passes = Backoff::passes(begin);
         let expected = [500, 1000, 2000, 4000, 8000, 16000, 32000, 60000, 60000];
         assert_eq!(pauses_ms(&mut passes, expected.len()), expected);
@@ -385,13 +397,13 @@ mod tests {
     fn a_failure_that_lasts_ends_a_copy_and_slows_a_mount_down() {
         let begin = Instant::now();
         let mut copy = Backoff::copy(10 * SECOND, begin);
-        assert!(matches!(copy.failed(&away(), begin), Next::After(_)));
-        assert_eq!(copy.failed(&refused(), begin), Next::Final);
-        assert_eq!(copy.failed(&away(), begin + 10 * SECOND), Next::Exhausted);
+        assert!(matches!(copy.failed(&away(), begin), RetryDecision::After(_)));
+        assert_eq!(copy.failed(&refused(), begin), RetryDecision::Final);
+        assert_eq!(copy.failed(&away(), begin + 10 * SECOND), RetryDecision::Exhausted);
         let mut mount = Backoff::mount(begin);
-        assert_eq!(mount.failed(&away(), begin), Next::After(MOUNT_PAUSE_MIN));
-        assert_eq!(mount.failed(&refused(), begin), Next::After(PAUSE_MAX));
-        assert_eq!(mount.failed(&away(), begin), Next::After(PAUSE_MAX), "it stays slow");
+        assert_eq!(mount.failed(&away(), begin), RetryDecision::After(MOUNT_PAUSE_MIN));
+        assert_eq!(mount.failed(&refused(), begin), RetryDecision::After(PAUSE_MAX));
+        assert_eq!(mount.failed(&away(), begin), RetryDecision::After(PAUSE_MAX), "it stays slow");
     }
 
     #[test]
@@ -399,9 +411,9 @@ mod tests {
         let begin = Instant::now();
         let gone: ClientError = Fault::new(Code::NotFound, "gone").into();
         let mut watch = Backoff::watch(begin);
-        assert_eq!(watch.failed(&gone, begin), Next::Final);
+        assert_eq!(watch.failed(&gone, begin), RetryDecision::Final);
         watch.succeeded();
-        assert!(matches!(watch.failed(&gone, begin), Next::After(_)));
-        assert_eq!(watch.failed(&refused(), begin), Next::Final);
+        assert!(matches!(watch.failed(&gone, begin), RetryDecision::After(_)));
+        assert_eq!(watch.failed(&refused(), begin), RetryDecision::Final);
     }
 }

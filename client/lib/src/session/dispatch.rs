@@ -2,17 +2,17 @@
 //! workers, answers of jobs and effects of the machines. The only module that knows all activities.
 //! Never waits and never touches a socket; `Session` does.
 
-use crate::remote_fs::service::{Ask, Carried, Service};
+use crate::remote_fs::service::{FsRequest, Service, TransportInfo};
 use crate::session::queries::Queries;
 use crate::session::work::Work;
 use crate::tree_sync::TreeSync;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 use verbatim_engine::connection::Engine;
-use verbatim_engine::connection::dir_guard::Mark;
-use verbatim_engine::connection::ledger::{Item, Ledger};
+use verbatim_engine::connection::dir_guard::WorkItem;
+use verbatim_engine::connection::ledger::{ItemKey, Ledger};
 use verbatim_engine::model::copy_policy::Task;
-use verbatim_engine::model::report::{Progress, Quiet};
+use verbatim_engine::model::report::{Progress, ServerSilence};
 use verbatim_engine::transfer::Transfer;
 use verbatim_engine::transfer::remote_scan::Page;
 use verbatim_fabric::memory::huge_page_bytes_peak;
@@ -101,25 +101,25 @@ impl Activity {
 
 impl Dispatcher {
     /// Begins this work; what of it is over is left out.
-    pub fn begin(&mut self, work: &[Work]) {
+    pub fn start(&mut self, work: &[Work]) {
         let engine = &mut self.engine;
         if matches!(work.first(), Some(Work::Upload(_) | Work::UploadTree(_))) {
             verbatim_files::memo::tidy(&engine.upload_memos(), SystemTime::now());
         }
         let (mut transfer, mut sync) = (Transfer::new(engine.waker()), None);
         for (number, work) in (0..).zip(work) {
-            let mark = Mark::alone(Item::new(number, &WirePath::root()));
+            let work_item = WorkItem::unguarded(ItemKey::new(number, &WirePath::root()));
             match work.clone() {
-                Work::Download(download) => transfer.add_download(engine, mark, download),
-                Work::Upload(upload) => transfer.add_upload(engine, mark, upload),
+                Work::Download(download) => transfer.add_download(engine, work_item, download),
+                Work::Upload(upload) => transfer.add_upload(engine, work_item, upload),
                 Work::DownloadTree(tree) => transfer.add_remote_tree(number, tree),
                 Work::UploadTree(tree) => transfer.add_local_tree(engine, number, tree),
-                Work::ToPipe(work) => transfer.add_to_pipe(engine, mark, work),
-                Work::FromPipe(work) => transfer.add_from_pipe(engine, mark, work),
+                Work::ToPipe(work) => transfer.add_to_pipe(engine, work_item, work),
+                Work::FromPipe(work) => transfer.add_from_pipe(engine, work_item, work),
                 Work::Mirror(mirror) => sync = Some(TreeSync::new(engine, number, *mirror)),
             }
         }
-        self.activity = match (sync, engine.rules().task) {
+        self.activity = match (sync, engine.policy().task) {
             (Some(sync), _) => Activity::Sync(transfer, Box::new(sync)),
             (None, Task::Copy | Task::DryRun) => Activity::Copy(transfer),
             (None, Task::Verify) => Activity::Verify(transfer),
@@ -127,16 +127,16 @@ impl Dispatcher {
     }
 
     /// Takes a question, where answering them is the work.
-    pub fn ask(&mut self, ask: Ask) {
+    pub fn ask(&mut self, ask: FsRequest) {
         if let Activity::Serve(service) = &mut self.activity {
             service.ask(&mut self.engine, ask);
         }
     }
 
     /// Lets go of questions whose askers gave up.
-    pub fn leave_parts(&mut self) {
+    pub fn drop_abandoned_reads(&mut self) {
         if let Activity::Serve(service) = &mut self.activity {
-            service.leave_parts(&mut self.engine);
+            service.drop_abandoned_reads(&mut self.engine);
         }
     }
 
@@ -149,10 +149,12 @@ impl Dispatcher {
     }
 
     /// Whether something is being finished on this machine for which the server is not needed.
-    pub fn is_landing(&self) -> bool {
+    pub fn is_committing(&self) -> bool {
         let landing = match &self.activity {
-            Activity::Copy(transfer) | Activity::Verify(transfer) => transfer.is_landing(),
-            Activity::Sync(transfer, sync) => transfer.is_landing() || sync.is_at_work(),
+            Activity::Copy(transfer) | Activity::Verify(transfer) => transfer.is_committing(),
+            Activity::Sync(transfer, sync) => {
+                transfer.is_committing() || sync.is_applying_locally()
+            }
             Activity::Serve(_) => false,
         };
         // What a job that panicked was to finish never ends.
@@ -162,18 +164,18 @@ impl Dispatcher {
     /// Whether an answer is late for which neither machine waits.
     pub fn is_overdue(&mut self) -> bool {
         let waits = self.queries.is_waiting() || self.activity.awaits();
-        waits && self.engine.clock().quiet() > self.engine.options().timeout
+        waits && self.engine.clock().since_last_reply() > self.engine.options().timeout
     }
 
     /// Whether there is more to do at once, whatever comes.
-    pub fn is_eager(&self) -> bool {
-        self.activity.tree_sync().is_some_and(TreeSync::is_eager)
+    pub fn has_more_work(&self) -> bool {
+        self.activity.tree_sync().is_some_and(TreeSync::has_more_work)
     }
 
     /// Asks a server that is silent whether it is there.
-    pub fn listen(&mut self) {
+    pub fn check_silence(&mut self) {
         let activity = &self.activity;
-        self.engine.listen(|| activity.awaits(), self.queries.is_waiting());
+        self.engine.check_silence(|| activity.awaits(), self.queries.is_waiting());
     }
 
     /// Starts what there is room for, and does what the machines ask. What they ask may make
@@ -228,7 +230,7 @@ impl Dispatcher {
             }
             ServerMessage::Made { request, answers } => match activity.transfer() {
                 Some(transfer) => transfer.made(engine, request, answers),
-                None => engine.unasked("something it made"),
+                None => engine.protocol_violation("something it made"),
             },
             ServerMessage::Write(reply) => {
                 if let Some(transfer) = activity.transfer() {
@@ -248,12 +250,12 @@ impl Dispatcher {
         match activity {
             Activity::Serve(service) => service.stated(engine, request, answers),
             Activity::Copy(transfer) | Activity::Verify(transfer) | Activity::Sync(transfer, _)
-                if transfer.has_asked(request) =>
+                if transfer.awaits_stat(request) =>
             {
                 transfer.stated(engine, request, answers);
             }
             _ if queries.awaits(request) => queries.stated(answers),
-            _ => engine.unasked("what is at some paths"),
+            _ => engine.protocol_violation("what is at some paths"),
         }
     }
 
@@ -261,7 +263,7 @@ impl Dispatcher {
         let Self { engine, activity, queries } = self;
         match activity {
             Activity::Sync(transfer, sync) => sync.reply(engine, transfer, reply),
-            _ if !queries.mirror_reply(reply) => engine.unasked("something of a mirror"),
+            _ if !queries.mirror_reply(reply) => engine.protocol_violation("something of a mirror"),
             _ => {}
         }
     }
@@ -271,7 +273,7 @@ impl Dispatcher {
         self.activity.take_answers(&mut self.engine);
         if self.engine.waker().has_panicked() {
             let text = "a job failed here; the message above says where";
-            self.engine.broke(Fault::new(Code::Bug, text));
+            self.engine.fail_session(Fault::new(Code::Bug, text));
         }
     }
 
@@ -286,13 +288,13 @@ impl Dispatcher {
     }
 
     /// Lets go of what is unfinished, for another session or for none.
-    pub fn leave(&mut self) {
+    pub fn suspend(&mut self) {
         let Self { engine, activity, .. } = self;
         match activity {
-            Activity::Copy(transfer) | Activity::Verify(transfer) => transfer.leave(engine),
+            Activity::Copy(transfer) | Activity::Verify(transfer) => transfer.suspend(engine),
             Activity::Sync(transfer, sync) => {
-                transfer.leave(engine);
-                sync.leave(engine);
+                transfer.suspend(engine);
+                sync.suspend(engine);
             }
             Activity::Serve(_) => {}
         }
@@ -302,12 +304,12 @@ impl Dispatcher {
     pub fn progress(&mut self) -> Progress {
         let is_searching = match &self.activity {
             Activity::Copy(transfer) | Activity::Verify(transfer) => {
-                !transfer.is_found() || transfer.is_streaming()
+                !transfer.is_scan_complete() || transfer.is_streaming()
             }
-            Activity::Sync(transfer, sync) => !transfer.is_found() || sync.is_searching(),
+            Activity::Sync(transfer, sync) => !transfer.is_scan_complete() || sync.is_searching(),
             Activity::Serve(_) => false,
         };
-        let quiet = self.quiet();
+        let quiet = self.server_silence();
         let engine = &mut self.engine;
         let bytes = engine.stats().bytes.load(Ordering::Relaxed);
         Progress {
@@ -322,7 +324,7 @@ impl Dispatcher {
     }
 
     /// How long the server has owed an answer.
-    fn quiet(&mut self) -> Option<Quiet> {
+    fn server_silence(&mut self) -> Option<ServerSilence> {
         let Self { engine, activity, .. } = self;
         let awaits = match activity {
             Activity::Copy(transfer) | Activity::Verify(transfer) => transfer.awaits_trees(),
@@ -330,14 +332,17 @@ impl Dispatcher {
             Activity::Serve(_) => false,
         };
         let awaits = awaits || !engine.read().is_idle() || !engine.write().is_idle();
-        let quiet = Quiet { so_far: engine.clock().quiet(), at_most: engine.options().timeout };
+        let quiet = ServerSilence {
+            so_far: engine.clock().since_last_reply(),
+            at_most: engine.options().timeout,
+        };
         // What this side is still hashing is no answer of the server's.
         (awaits && !engine.is_hashing() && !engine.is_hashing_holes()).then_some(quiet)
     }
 
     /// What carries the data.
-    pub fn carried(&self) -> Carried {
-        Carried {
+    pub fn transport_info(&self) -> TransportInfo {
+        TransportInfo {
             transport: self.engine.links().transport.clone(),
             reason: self.engine.carrier().reason().map(str::to_owned),
             rdma_reads: self.engine.carrier().posted().reads,
@@ -345,22 +350,22 @@ impl Dispatcher {
     }
 
     /// Whether that has changed; asked at every turn, so nothing is copied for it.
-    pub fn is_carried_otherwise(&self, told: &Carried) -> bool {
+    pub fn transport_changed(&self, reported: &TransportInfo) -> bool {
         let (links, carrier) = (self.engine.links(), self.engine.carrier());
         let now = (links.transport.as_deref(), carrier.reason());
-        now != (told.transport.as_deref(), told.reason.as_deref())
-            || carrier.posted().reads != told.rdma_reads
+        now != (reported.transport.as_deref(), reported.reason.as_deref())
+            || carrier.posted().reads != reported.rdma_reads
     }
 
     /// Begins where earlier sessions of the copy ended.
-    pub fn take_up(&mut self, ledger: Ledger) {
+    pub fn continue_ledger(&mut self, ledger: Ledger) {
         self.engine.clock().count_from(ledger.begin);
-        self.engine.outcomes().take_up(ledger);
-        self.engine.clock().look();
+        self.engine.outcomes().continue_ledger(ledger);
+        self.engine.clock().update();
     }
 
     /// The ledger, with what this session adds to it.
-    pub fn hand_over(&mut self) -> Ledger {
+    pub fn take_ledger(&mut self) -> Ledger {
         let engine = &mut self.engine;
         let peer = engine.peer().to_owned();
         let mut ledger = engine.outcomes().take_ledger(&peer);

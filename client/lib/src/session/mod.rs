@@ -24,7 +24,7 @@ use verbatim_engine::connection::error::ClientError;
 use verbatim_engine::connection::event::WorkerEvent;
 use verbatim_engine::connection::options::SessionOptions;
 use verbatim_engine::connection::setup;
-use verbatim_engine::model::copy_policy::Rules;
+use verbatim_engine::model::copy_policy::CopyPolicy;
 use verbatim_engine::model::location::peer;
 use verbatim_engine::transfer::Transfer;
 use verbatim_proto::ClientMessage;
@@ -44,7 +44,7 @@ pub struct Session {
     outbox: Outbox<ClientMessage>,
     receiver: Receiver<ServerMessage>,
     events: mpsc::Receiver<WorkerEvent>,
-    of: Dispatcher,
+    dispatcher: Dispatcher,
 }
 
 /// What ends a turn's waiting.
@@ -67,71 +67,75 @@ impl Session {
         let timeout = options.timeout;
         let (engine, events) = Engine::new(options, short, &connection, &peer)?;
         let activity = Activity::Copy(Transfer::new(engine.waker()));
-        let of = Dispatcher { engine, activity, queries: Queries::default() };
+        let dispatcher = Dispatcher { engine, activity, queries: Queries::default() };
         let outbox = Outbox::new(connection.sender, timeout);
-        Ok(Self { outbox, receiver: connection.receiver, events, of })
+        Ok(Self { outbox, receiver: connection.receiver, events, dispatcher })
     }
 
     /// Copies by these rules from now on.
-    pub fn obey(&mut self, rules: Rules) {
-        self.of.engine.obey(rules);
+    pub fn set_policy(&mut self, policy: CopyPolicy) {
+        self.dispatcher.engine.set_policy(policy);
     }
 
     /// Says goodbye.
     pub async fn close(self) {
         // The server notices either way.
         let _ = self.outbox.push(&ClientMessage::Bye);
-        let at_most = CLOSE_MAX.min(self.of.engine.options().timeout / CLOSE_PART);
+        let at_most = CLOSE_MAX.min(self.dispatcher.engine.options().timeout / CLOSE_PART);
         let _ = tokio::time::timeout(at_most, self.outbox.close()).await;
     }
 
     /// A turn for a caller that waits for an answer: an ended session gives none.
     async fn turn_or_end(&mut self) -> Result<(), ClientError> {
         self.turn().await?;
-        let engine = &self.of.engine;
+        let engine = &self.dispatcher.engine;
         let ended = |fault| ClientError::Ended { peer: engine.peer().to_owned(), fault };
-        engine.broken().cloned().map_or(Ok(()), |fault| Err(ended(fault)))
+        engine.session_fault().cloned().map_or(Ok(()), |fault| Err(ended(fault)))
     }
 
     /// Waits for one message, event, answer or deadline, and does what follows from it.
     async fn turn(&mut self) -> Result<(), ClientError> {
-        self.of.advance();
-        self.of.engine.go_back();
-        self.of.listen();
-        while let Some(message) = self.of.engine.next_message() {
+        self.dispatcher.advance();
+        self.dispatcher.engine.move_links_to_preferred_port();
+        self.dispatcher.check_silence();
+        while let Some(message) = self.dispatcher.engine.next_message() {
             tracing::trace!(content = ?message, "message sent");
             self.outbox.push(&message)?;
         }
-        if self.of.is_overdue() {
-            let timeout = self.of.engine.options().timeout;
+        if self.dispatcher.is_overdue() {
+            let timeout = self.dispatcher.engine.options().timeout;
             let (what, seconds) = ("an answer of the server".into(), timeout.as_secs_f64());
             return Err(ControlError::TimedOut { what, seconds }.into());
         }
         // The last effect may have ended the work: nothing more will come.
-        let waits = self.of.queries.is_waiting();
-        if !waits && self.of.is_done() {
+        let waits = self.dispatcher.queries.is_waiting();
+        if !waits && self.dispatcher.is_done() {
             return Ok(());
         }
-        let wait = if self.of.is_eager() { EAGER_WAIT } else { self.of.engine.wait() };
-        let until = self.of.engine.moment() + wait;
+        let wait = if self.dispatcher.has_more_work() {
+            EAGER_WAIT
+        } else {
+            self.dispatcher.engine.wait()
+        };
+        let until = self.dispatcher.engine.woken_at() + wait;
         let woken = tokio::select! {
             message = self.receiver.recv() => Woken::Message(message?),
             Some(event) = self.events.recv() => Woken::Event(event),
-            () = self.of.engine.waker().woken() => Woken::Jobs,
+            () = self.dispatcher.engine.waker().woken() => Woken::Jobs,
             () = tokio::time::sleep_until(until.into()) => Woken::Time,
         };
-        self.of.engine.clock().look();
-        self.of.engine.clock().excuse(until);
+        self.dispatcher.engine.clock().update();
+        self.dispatcher.engine.clock().discount_stall(until);
         match woken {
             Woken::Message(Some(message)) => {
-                self.of.message(message);
+                self.dispatcher.message(message);
                 // A caller that asked for one thing wants the answer to that; a copy takes all
                 // that is there already.
                 while !waits
-                    && self.of.engine.broken().is_none()
+                    && self.dispatcher.engine.session_fault().is_none()
                     && let Some(message) = self.receiver.arrived()?
                 {
-                    self.of.message(message);
+                    self.dispatcher.message(message);
                 }
             }
             Woken::Message(None) => {
@@ -139,13 +143,13 @@ impl Session {
                 return Err(ControlError::Closed { cause }.into());
             }
             Woken::Event(event) => {
-                self.of.engine.event(event);
+                self.dispatcher.engine.event(event);
                 // What is there already is cheaper to take at once.
                 while let Ok(event) = self.events.try_recv() {
-                    self.of.engine.event(event);
+                    self.dispatcher.engine.event(event);
                 }
             }
-            Woken::Jobs => self.of.take_answers(),
+            Woken::Jobs => self.dispatcher.take_answers(),
             Woken::Time => {}
         }
         Ok(())

@@ -7,8 +7,8 @@
 use crate::session::Session;
 use std::path::Path;
 use verbatim_engine::connection::error::ClientError;
-use verbatim_engine::local_io::local_path::split_local;
-use verbatim_engine::model::copy_policy::{Rules, Task};
+use verbatim_engine::local_io::local_path::open_parent;
+use verbatim_engine::model::copy_policy::{CopyPolicy, Task};
 use verbatim_files::hold::{above, which};
 use verbatim_files::journal::boot_id;
 use verbatim_files::{Folder, Over};
@@ -17,39 +17,39 @@ use verbatim_proto::mirror::About;
 use verbatim_proto::{Code, Fault, Twin, WirePath};
 
 /// Where a target lies.
-pub(crate) struct Inside {
+pub(crate) struct OverlapCheck {
     /// The folders that it lies in, itself first; none where the server is another machine.
-    around: Vec<Twin>,
+    ancestors: Vec<Twin>,
     /// Whether it is on this machine, and what is copied to it at the server.
-    down: bool,
+    downloads: bool,
     /// Whether something there may be replaced.
     replaces: bool,
     /// The folder of the server that was asked for last: many files are in one.
     asked: Option<(WirePath, Option<Twin>)>,
 }
 
-impl Inside {
-    fn new(around: Vec<Twin>, down: bool, rules: &Rules) -> Self {
-        let replaces = rules.task != Task::Verify && rules.over() == Over::Anything;
-        Self { around, down, replaces, asked: None }
+impl OverlapCheck {
+    fn new(ancestors: Vec<Twin>, downloads: bool, policy: &CopyPolicy) -> Self {
+        let replaces = policy.task != Task::Verify && policy.overwrite() == Over::Anything;
+        Self { ancestors, downloads, replaces, asked: None }
     }
 
     /// Of a target here; where it is missing, of the nearest folder that is there.
-    pub fn of_path(target: &Path, rules: &Rules) -> Self {
+    pub fn of_local(target: &Path, policy: &CopyPolicy) -> Self {
         let whole = std::path::absolute(target).unwrap_or_else(|_| target.to_owned());
         let nearest = whole.ancestors().find_map(|path| Folder::open(path).ok());
-        Self::new(nearest.as_ref().map_or_else(Vec::new, around), true, rules)
+        Self::new(nearest.as_ref().map_or_else(Vec::new, ancestors), true, policy)
     }
 
     /// The same of a target of the server.
     pub async fn of_remote(
         session: &mut Session,
         target: &WirePath,
-        rules: &Rules,
+        policy: &CopyPolicy,
     ) -> Result<Self, ClientError> {
         let mut path = target.clone();
-        let around = loop {
-            match session.begin(&path, false).await? {
+        let ancestors = loop {
+            match session.describe_dir(&path, false).await? {
                 Ok(about) if !is_here(&about) => break Vec::new(),
                 Ok(About { root: Some(root), above, .. }) => {
                     break std::iter::once(root).chain(above).collect();
@@ -61,7 +61,7 @@ impl Inside {
                 Ok(_) | Err(_) => break Vec::new(),
             }
         };
-        Ok(Self::new(around, false, rules))
+        Ok(Self::new(ancestors, false, policy))
     }
 
     /// Refuses something that the target lies in, or is: its two places, whichever of them it is
@@ -73,27 +73,30 @@ impl Inside {
         here: &Path,
         there: &WirePath,
     ) -> Result<Result<(), Fault>, ClientError> {
-        if self.around.is_empty() {
+        if self.ancestors.is_empty() {
             return Ok(Ok(()));
         }
         if *kind != EntryKind::Folder {
-            let Ok((folder, name)) = split_local(here) else { return Ok(Ok(())) };
+            let Ok((folder, name)) = open_parent(here) else { return Ok(Ok(())) };
             let same = Some(name.as_bytes()) == there.name()
-                && is_one(which_of(&folder), self.ask(session, &there.parent()).await?);
+                && is_same(
+                    identity_of(&folder),
+                    self.remote_identity(session, &there.parent()).await?,
+                );
             return Ok(if same && self.replaces { Err(onto_itself("file")) } else { Ok(()) });
         }
-        let here = Folder::open(here).ok().and_then(|folder| which_of(&folder));
-        let there = self.ask(session, there).await?;
-        let source = if self.down { there } else { here };
-        if source.is_some_and(|source| self.around.contains(&source)) {
+        let here = Folder::open(here).ok().and_then(|folder| identity_of(&folder));
+        let there = self.remote_identity(session, there).await?;
+        let source = if self.downloads { there } else { here };
+        if source.is_some_and(|source| self.ancestors.contains(&source)) {
             return Ok(Err(into_itself()));
         }
-        let same = is_one(here, there);
+        let same = is_same(here, there);
         Ok(if same && self.replaces { Err(onto_itself("folder")) } else { Ok(()) })
     }
 
     /// Which folder of the server one is; none where that is another machine, which is asked once.
-    async fn ask(
+    async fn remote_identity(
         &mut self,
         session: &mut Session,
         path: &WirePath,
@@ -103,10 +106,10 @@ impl Inside {
         {
             return Ok(*twin);
         }
-        let twin = match session.begin(path, false).await? {
+        let twin = match session.describe_dir(path, false).await? {
             Ok(about) if is_here(&about) => about.root,
             Ok(_) => {
-                self.around.clear();
+                self.ancestors.clear();
                 None
             }
             // Told when it is read, or written.
@@ -117,15 +120,15 @@ impl Inside {
     }
 }
 
-fn around(folder: &Folder) -> Vec<Twin> {
-    which_of(folder).into_iter().chain(above(&**folder.fd())).collect()
+fn ancestors(folder: &Folder) -> Vec<Twin> {
+    identity_of(folder).into_iter().chain(above(&**folder.fd())).collect()
 }
 
-fn which_of(folder: &Folder) -> Option<Twin> {
+fn identity_of(folder: &Folder) -> Option<Twin> {
     which(&**folder.fd()).ok()
 }
 
-fn is_one(here: Option<Twin>, there: Option<Twin>) -> bool {
+fn is_same(here: Option<Twin>, there: Option<Twin>) -> bool {
     here.is_some() && here == there
 }
 

@@ -4,7 +4,7 @@
 use crate::session::Session;
 use std::time::Duration;
 use verbatim_engine::connection::error::ClientError;
-use verbatim_engine::connection::request_batches::look_batches;
+use verbatim_engine::connection::request_batches::split_by_frame;
 use verbatim_engine::transfer::remote_scan::Page;
 use verbatim_proto::message::Entry;
 use verbatim_proto::mirror::{About, HABITS_VERSION, MirrorReply, Staged};
@@ -13,7 +13,7 @@ use verbatim_proto::{
 };
 
 /// How often a server hears of a client that is busy otherwise; it waits ten times as long.
-const STAY_EVERY: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The question that a caller waits for, and its answer. A caller asks for one thing at a time.
 #[derive(Default)]
@@ -86,7 +86,7 @@ impl Session {
         paths: &[WirePath],
     ) -> Result<Vec<Result<Entry, Fault>>, ClientError> {
         let mut all = Vec::with_capacity(paths.len());
-        for paths in look_batches(paths.to_vec(), WirePath::as_bytes) {
+        for paths in split_by_frame(paths.to_vec(), WirePath::as_bytes) {
             let asked = paths.clone();
             let look = Look { follow: true, paths };
             let answers = self
@@ -108,7 +108,7 @@ impl Session {
     }
 
     /// Says what kind of place a remote folder is; holds it, as a target, until the session ends.
-    pub(crate) async fn begin(
+    pub(crate) async fn describe_dir(
         &mut self,
         path: &WirePath,
         hold: bool,
@@ -127,7 +127,7 @@ impl Session {
     /// Makes this session one of those that say the same: a target that one of them holds is
     /// kept for the others.
     pub(crate) fn share(&mut self, key: Digest) {
-        self.of.engine.send(ClientMessage::Mirror(MirrorRequest::Share { key }));
+        self.dispatcher.engine.send(ClientMessage::Mirror(MirrorRequest::Share { key }));
     }
 
     /// Has a tree built beside a remote folder, and both held until the session ends.
@@ -154,7 +154,7 @@ impl Session {
         path: &WirePath,
         tries: bool,
     ) -> Result<Habits, ClientError> {
-        if self.of.engine.version() < HABITS_VERSION {
+        if self.dispatcher.engine.version() < HABITS_VERSION {
             return Ok(Habits::default());
         }
         let path = path.clone();
@@ -169,7 +169,7 @@ impl Session {
     }
 
     /// Waits for something that is done elsewhere, and lets the server hear of us meanwhile.
-    pub(crate) async fn stay_for<T>(
+    pub(crate) async fn keep_alive_while<T>(
         &mut self,
         work: impl Future<Output = T>,
     ) -> Result<T, ClientError> {
@@ -177,20 +177,20 @@ impl Session {
         loop {
             tokio::select! {
                 done = &mut work => return Ok(done),
-                () = tokio::time::sleep(STAY_EVERY) => drop(self.stat(&WirePath::root()).await?),
+                () = tokio::time::sleep(KEEPALIVE_INTERVAL) => drop(self.stat(&WirePath::root()).await?),
             }
         }
     }
 
     /// Does nothing but stay, until the session ends.
-    pub(crate) async fn stay(&mut self) {
-        while self.of.engine.broken().is_none() {
+    pub(crate) async fn keep_alive(&mut self) {
+        while self.dispatcher.engine.session_fault().is_none() {
             tokio::select! {
                 message = self.receiver.recv() => match message {
-                    Ok(Some(message)) => self.of.message(message),
+                    Ok(Some(message)) => self.dispatcher.message(message),
                     _ => return,
                 },
-                () = tokio::time::sleep(STAY_EVERY) => {
+                () = tokio::time::sleep(KEEPALIVE_INTERVAL) => {
                     if self.stat(&WirePath::root()).await.is_err() {
                         return;
                     }
@@ -205,12 +205,12 @@ impl Session {
         message: impl FnOnce(u32) -> ClientMessage,
         take: impl Fn(Answer) -> Option<T>,
     ) -> Result<T, ClientError> {
-        let request = self.of.engine.request();
-        self.of.engine.send(message(request));
-        self.of.queries = Queries { request: Some(request), ..Queries::default() };
+        let request = self.dispatcher.engine.request();
+        self.dispatcher.engine.send(message(request));
+        self.dispatcher.queries = Queries { request: Some(request), ..Queries::default() };
         loop {
-            if let Some(answer) = self.of.queries.answer.take().and_then(&take) {
-                self.of.queries = Queries::default();
+            if let Some(answer) = self.dispatcher.queries.answer.take().and_then(&take) {
+                self.dispatcher.queries = Queries::default();
                 return Ok(answer);
             }
             self.turn_or_end().await?;
@@ -224,21 +224,21 @@ impl Session {
         recursive: bool,
         mut page: impl FnMut(Vec<Entry>, Vec<(WirePath, Fault)>),
     ) -> Result<(), ClientError> {
-        let request = self.of.engine.request();
+        let request = self.dispatcher.engine.request();
         let scan = Scan { path: path.clone(), recursive, ..Scan::default() };
-        self.of.engine.send(ClientMessage::Scan { request, scan });
-        self.of.queries = Queries { request: Some(request), is_list: true, answer: None };
+        self.dispatcher.engine.send(ClientMessage::Scan { request, scan });
+        self.dispatcher.queries = Queries { request: Some(request), is_list: true, answer: None };
         loop {
             self.turn_or_end().await?;
             while let Some(Answer::Page(Page { entries, faults, done })) =
-                self.of.queries.answer.take()
+                self.dispatcher.queries.answer.take()
             {
                 page(entries, faults);
                 if done {
-                    self.of.queries = Queries::default();
+                    self.dispatcher.queries = Queries::default();
                     return Ok(());
                 }
-                self.of.engine.send(ClientMessage::ScanMore { request });
+                self.dispatcher.engine.send(ClientMessage::ScanMore { request });
             }
         }
     }

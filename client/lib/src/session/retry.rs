@@ -6,9 +6,9 @@
 //! too many come to it at once: then all would be served, a little later.
 
 use crate::session::Session;
-use crate::session::backoff::{Achieved, Backoff, Next, may_go_on};
+use crate::session::backoff::{Backoff, RetryDecision, SessionProgress, may_resume};
 use crate::session::command_error::CopyError;
-use crate::session::run::Copied;
+use crate::session::run::SessionResult;
 use crate::session::work::Work;
 use std::time::{Duration, Instant};
 use verbatim_control::ControlError;
@@ -16,7 +16,7 @@ use verbatim_engine::connection::error::ClientError;
 use verbatim_engine::connection::error::fault_of;
 use verbatim_engine::connection::ledger::Ledger;
 use verbatim_engine::connection::options::SessionOptions;
-use verbatim_engine::model::copy_policy::Rules;
+use verbatim_engine::model::copy_policy::CopyPolicy;
 use verbatim_engine::model::location::peer;
 use verbatim_engine::model::report::{Failure, NO_TRANSPORT, Observer, Retry, Summary};
 use verbatim_proto::{Code, Fault};
@@ -28,7 +28,7 @@ const CONNECT_MIN: Duration = Duration::from_secs(1);
 const CONNECT_PART: u32 = 10;
 
 /// A copy that can begin.
-pub(crate) struct Begun<T> {
+pub(crate) struct FirstSession<T> {
     pub session: Session,
     /// What was found out for it.
     pub found: T,
@@ -39,12 +39,12 @@ pub(crate) struct Begun<T> {
 /// Makes the first session, and finds out over it what is to be copied: over another one where
 /// the server is lost meanwhile, since nothing has been done yet. The fault is why it is not
 /// begun at all, though there was a session.
-pub(crate) async fn begin<T>(
+pub(crate) async fn connect_and_prepare<T>(
     options: &SessionOptions,
     observer: &mut dyn Observer,
     stop: &mut (impl Future<Output = ()> + Unpin),
-    mut find_out: impl AsyncFnMut(&mut Session) -> Result<T, CopyError>,
-) -> Result<Result<Begun<T>, Fault>, CopyError> {
+    mut prepare: impl AsyncFnMut(&mut Session) -> Result<T, CopyError>,
+) -> Result<Result<FirstSession<T>, Fault>, CopyError> {
     let interrupted = || Ok(Err(Fault::new(Code::Interrupted, "interrupted")));
     let peer = peer(&options.connect.host, options.connect.port);
     let connected = tokio::select! {
@@ -56,8 +56,9 @@ pub(crate) async fn begin<T>(
         Ok(session) => session,
         Err(error @ ClientError::Control(ControlError::SentAway { .. })) => {
             let mut backoff = Backoff::copy(options.timeout, Instant::now());
-            let mut again = Again { peer: &peer, options, backoff: &mut backoff, work: &[] };
-            match again.connect(fault_of(&error), observer, stop).await {
+            let mut reconnect =
+                Reconnect { peer: &peer, options, backoff: &mut backoff, work: &[] };
+            match reconnect.connect(fault_of(&error), observer, stop).await {
                 Ok(session) => session,
                 Err(fault) => return Ok(Err(fault)),
             }
@@ -73,18 +74,22 @@ pub(crate) async fn begin<T>(
         let found = tokio::select! {
             biased;
             () = &mut *stop => return interrupted(),
-            found = find_out(&mut session) => found,
+            found = prepare(&mut session) => found,
         };
         let lost = match found {
-            Ok(found) => return Ok(Ok(Begun { session, found, reconnects })),
-            Err(CopyError::Client(error)) if may_go_on(fault_of(&error).code) => fault_of(&error),
+            Ok(found) => return Ok(Ok(FirstSession { session, found, reconnects })),
+            Err(CopyError::Client(error)) if may_resume(fault_of(&error).code) => fault_of(&error),
             Err(error) => return Err(error),
         };
-        let (stood, silent) = (stands.elapsed(), session.silent());
+        let (uptime, silent) = (stands.elapsed(), session.silent_for());
         drop(session);
-        backoff.learn(Achieved { stood, silent, ..Achieved::default() }, Instant::now());
-        let mut again = Again { peer: &peer, options: &options, backoff: &mut backoff, work: &[] };
-        match again.connect(lost, observer, stop).await {
+        backoff.session_ended(
+            SessionProgress { uptime, silent, ..SessionProgress::default() },
+            Instant::now(),
+        );
+        let mut reconnect =
+            Reconnect { peer: &peer, options: &options, backoff: &mut backoff, work: &[] };
+        match reconnect.connect(lost, observer, stop).await {
             Ok(next) => session = next,
             Err(fault) => return Ok(Err(fault)),
         }
@@ -94,7 +99,7 @@ pub(crate) async fn begin<T>(
 }
 
 /// Says of each of these that it was not copied, because a copy was not begun.
-pub(crate) fn not_begun(
+pub(crate) fn report_not_started(
     what: impl Iterator<Item = String>,
     peer: &str,
     fault: Fault,
@@ -112,7 +117,7 @@ pub(crate) fn not_begun(
 /// it.
 pub(crate) async fn copy(
     work: &[Work],
-    rules: &Rules,
+    policy: &CopyPolicy,
     mut session: Session,
     mut options: SessionOptions,
     observer: &mut dyn Observer,
@@ -125,12 +130,12 @@ pub(crate) async fn copy(
     let mut ledger = Ledger::new(&peer);
     let mut backoff = Backoff::copy(options.timeout, Instant::now());
     let broken = loop {
-        session.obey(rules.clone());
+        session.set_policy(policy.clone());
         let copied = session.copy(work, ledger, observer, &mut stop).await;
-        let Copied { achieved, broken, .. } = copied;
+        let SessionResult { progress_made, broken, .. } = copied;
         ledger = copied.ledger;
         let fault = match broken {
-            Some(fault) if may_go_on(fault.code) => fault,
+            Some(fault) if may_resume(fault.code) => fault,
             // Who says nothing for the whole of the timeout hears no goodbye either.
             end if end.as_ref().is_some_and(|fault| fault.code == Code::TimedOut) => break end,
             end => {
@@ -140,10 +145,10 @@ pub(crate) async fn copy(
         };
         // Its workers end and its files are let go of before the next one wants them.
         drop(session);
-        backoff.learn(achieved, Instant::now());
+        backoff.session_ended(progress_made, Instant::now());
         let (options, backoff) = (&options, &mut backoff);
-        let mut again = Again { peer: &peer, options, backoff, work };
-        match again.connect(fault, observer, &mut stop).await {
+        let mut reconnect = Reconnect { peer: &peer, options, backoff, work };
+        match reconnect.connect(fault, observer, &mut stop).await {
             Ok(next) => session = next,
             Err(fault) => break Some(fault),
         }
@@ -152,7 +157,7 @@ pub(crate) async fn copy(
     };
     let broken = broken.map(|fault| {
         let given_up = work.iter().fold(fault, |fault, work| work.give_up(fault));
-        ledger.give_up(&given_up).iter().for_each(|failure| observer.failed(failure));
+        ledger.fail_unfinished(&given_up).iter().for_each(|failure| observer.failed(failure));
         given_up
     });
     let elapsed = ledger.begin.elapsed();
@@ -164,7 +169,7 @@ pub(crate) async fn copy(
 }
 
 /// One search for a server that was lost.
-struct Again<'a> {
+struct Reconnect<'a> {
     peer: &'a str,
     options: &'a SessionOptions,
     backoff: &'a mut Backoff,
@@ -172,7 +177,7 @@ struct Again<'a> {
     work: &'a [Work],
 }
 
-impl Again<'_> {
+impl Reconnect<'_> {
     /// Waits and connects until there is a session, or says why there will be none.
     async fn connect(
         &mut self,
@@ -185,11 +190,11 @@ impl Again<'_> {
         let mut next = self.backoff.lost(now);
         loop {
             let pause = match next {
-                Next::Final => return Err(cause),
+                RetryDecision::Final => return Err(cause),
                 // Each time: the reader of a pipe may have gone meanwhile.
-                _ if !self.work.iter().all(Work::can_go_on) => return Err(lost),
-                Next::Exhausted => return Err(self.exhausted(&lost, &cause)),
-                Next::After(pause) => pause,
+                _ if !self.work.iter().all(Work::can_resume) => return Err(lost),
+                RetryDecision::Exhausted => return Err(self.exhausted(&lost, &cause)),
+                RetryDecision::After(pause) => pause,
             };
             let (attempt, left) = (self.backoff.tries(), self.backoff.left(now));
             let (peer, text) = (self.peer.to_owned(), cause.text.clone());

@@ -2,9 +2,9 @@
 //! it, turns until the work is done or the session breaks, and hands the ledger on; or answers to
 //! questions. `retry` calls this; a turn is in `mod.rs`.
 
-use crate::remote_fs::service::{Ask, Carried, Service};
+use crate::remote_fs::service::{FsRequest, Service, TransportInfo};
 use crate::session::Session;
-use crate::session::backoff::Achieved;
+use crate::session::backoff::SessionProgress;
 use crate::session::dispatch::Activity;
 use crate::session::work::Work;
 use std::time::{Duration, Instant};
@@ -31,16 +31,16 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 impl Session {
     /// Who the server is.
     pub fn server(&self) -> Fingerprint {
-        self.of.engine.server()
+        self.dispatcher.engine.server()
     }
 
     /// For how long the server has not said what it owes.
-    pub(crate) fn silent(&mut self) -> Duration {
-        let timeout = self.of.engine.options().timeout;
-        let clock = self.of.engine.clock();
-        let so_far = match self.of.queries.is_waiting() {
-            true => clock.quiet(),
-            false => clock.silent(),
+    pub(crate) fn silent_for(&mut self) -> Duration {
+        let timeout = self.dispatcher.engine.options().timeout;
+        let clock = self.dispatcher.engine.clock();
+        let so_far = match self.dispatcher.queries.is_waiting() {
+            true => clock.since_last_reply(),
+            false => clock.silent_for(),
         };
         so_far.min(timeout)
     }
@@ -54,67 +54,73 @@ impl Session {
         ledger: Ledger,
         observer: &mut dyn Observer,
         stop: &mut (impl Future<Output = ()> + Unpin),
-    ) -> Copied {
-        self.of.take_up(ledger);
-        self.of.engine.outcomes().report_files(observer.hears_of_files());
-        self.of.begin(work);
+    ) -> SessionResult {
+        self.dispatcher.continue_ledger(ledger);
+        self.dispatcher.engine.outcomes().report_files(observer.wants_per_file_events());
+        self.dispatcher.start(work);
         self.begin_links();
-        let begin = self.of.engine.moment();
+        let begin = self.dispatcher.engine.woken_at();
         let mut last = begin;
-        let mut moved = Moved::default();
-        while !self.of.is_done() {
+        let mut moved = ByteProgress::default();
+        while !self.dispatcher.is_done() {
             tokio::select! {
                 biased;
                 () = &mut *stop => {
-                    self.of.engine.broke(Fault::new(Code::Interrupted, "interrupted"));
+                    self.dispatcher.engine.fail_session(Fault::new(Code::Interrupted, "interrupted"));
                 }
                 turned = self.turn() => {
                     if let Err(error) = turned {
-                        self.of.engine.broke(fault_of(&error));
+                        self.dispatcher.engine.fail_session(fault_of(&error));
                     }
                 }
             }
-            let now = self.of.engine.moment();
-            self.of.engine.outcomes().report(observer);
-            moved.look(self.of.engine.moved_bytes(), now);
-            if self.of.engine.read().awaits_taker() {
+            let now = self.dispatcher.engine.woken_at();
+            self.dispatcher.engine.outcomes().report(observer);
+            moved.look(self.dispatcher.engine.moved_bytes(), now);
+            if self.dispatcher.engine.read().awaits_taker() {
                 // It is somebody at this end who takes his time, and not the server.
                 moved.at = Some(now);
             }
             if now.saturating_duration_since(last) >= PROGRESS_EVERY {
                 last = now;
-                observer.progress(&self.of.progress());
+                observer.progress(&self.dispatcher.progress());
             }
-            if self.of.engine.broken().is_some() {
+            if self.dispatcher.engine.session_fault().is_some() {
                 break;
             }
         }
         // Before what this side finishes alone, which is no silence of the server's.
-        let silent = self.silent();
-        if self.of.engine.broken().is_some() {
-            self.end_alone(&mut moved, stop).await;
+        let silent = self.silent_for();
+        if self.dispatcher.engine.session_fault().is_some() {
+            self.finish_locally(&mut moved, stop).await;
         }
-        self.of.leave();
-        self.of.engine.clock().look();
-        self.of.engine.outcomes().report(observer);
-        observer.progress(&self.of.progress());
-        let ledger = self.of.hand_over();
-        let (over, found_bytes) = (ledger.over_count(), self.of.engine.outcomes().found_bytes());
-        let stood = self.of.engine.moment().saturating_duration_since(begin);
-        let achieved = Achieved { over, found_bytes, moved: moved.at, stood, silent };
-        Copied { ledger, achieved, broken: self.of.engine.broken().cloned() }
+        self.dispatcher.suspend();
+        self.dispatcher.engine.clock().update();
+        self.dispatcher.engine.outcomes().report(observer);
+        observer.progress(&self.dispatcher.progress());
+        let ledger = self.dispatcher.take_ledger();
+        let (finished, already_present_bytes) =
+            (ledger.finished_count(), self.dispatcher.engine.outcomes().already_present_bytes());
+        let uptime = self.dispatcher.engine.woken_at().saturating_duration_since(begin);
+        let progress_made =
+            SessionProgress { finished, already_present_bytes, moved: moved.at, uptime, silent };
+        SessionResult {
+            ledger,
+            progress_made,
+            broken: self.dispatcher.engine.session_fault().cloned(),
+        }
     }
 
     /// Asks for links, and tells the server what it is to do and to tell.
     fn begin_links(&mut self) {
-        let engine = &mut self.of.engine;
-        match engine.rules().task {
+        let engine = &mut self.dispatcher.engine;
+        match engine.policy().task {
             Task::Copy => engine.attach_links(),
             Task::DryRun => {}
-            Task::Verify => engine.pretend_links(),
+            Task::Verify => engine.add_virtual_links(),
         }
         let version = engine.version();
-        if engine.rules().over() == Over::Nothing && version >= REPLACE_NOTHING_VERSION {
+        if engine.policy().overwrite() == Over::Nothing && version >= REPLACE_NOTHING_VERSION {
             engine.send(ClientMessage::ReplaceNothing);
         }
         if version >= REHASHED_VERSION {
@@ -124,29 +130,29 @@ impl Session {
 
     /// Finishes what this side can without the server, when a session broke or somebody wants it
     /// to end.
-    async fn end_alone(
+    async fn finish_locally(
         &mut self,
-        moved: &mut Moved,
+        moved: &mut ByteProgress,
         stop: &mut (impl Future<Output = ()> + Unpin),
     ) {
         // What came with the end of the session may have made a file whole.
-        self.of.engine.clock().look();
-        self.of.advance();
+        self.dispatcher.engine.clock().update();
+        self.dispatcher.advance();
         let interrupted = |fault: &Fault| fault.code == Code::Interrupted;
-        let Some(transfer) = self.of.activity.transfer() else { return };
-        if self.of.engine.broken().is_some_and(interrupted) {
+        let Some(transfer) = self.dispatcher.activity.transfer() else { return };
+        if self.dispatcher.engine.session_fault().is_some_and(interrupted) {
             // The reader of a pipe may never take the rest, and what an earlier run left may take
             // long to hash: do not wait for either.
-            transfer.land_no_longer();
+            transfer.abandon_slow_finishers();
         }
-        if !transfer.may_land_long() {
-            return self.keep_landed(moved).await;
+        if !transfer.may_finish_slowly() {
+            return self.commit_received(moved).await;
         }
         tokio::select! {
-            () = self.keep_landed(moved) => {}
+            () = self.commit_received(moved) => {}
             () = &mut *stop => {
                 let fault = Fault::new(Code::Interrupted, "interrupted");
-                self.of.engine.set_broken(Some(fault));
+                self.dispatcher.engine.set_session_fault(Some(fault));
             }
         }
     }
@@ -154,79 +160,79 @@ impl Session {
     /// Makes files durable that are all here, and finishes folders that are done: a session
     /// that broke behind their last byte is nothing to them. One that broke when all was done
     /// did not break at all.
-    async fn keep_landed(&mut self, moved: &mut Moved) {
+    async fn commit_received(&mut self, moved: &mut ByteProgress) {
         loop {
-            if self.of.take_last_answers() {
+            if self.dispatcher.take_last_answers() {
                 // The next session finds it at once, which is as good as bytes that moved.
                 moved.at = Some(Instant::now());
             }
-            if !self.of.is_landing() {
+            if !self.dispatcher.is_committing() {
                 break;
             }
-            self.of.engine.waker().woken().await;
+            self.dispatcher.engine.waker().woken().await;
         }
-        if self.of.is_done() {
-            self.of.engine.set_broken(None);
+        if self.dispatcher.is_done() {
+            self.dispatcher.engine.set_session_fault(None);
         }
     }
 
     /// Answers questions until there are no more, or the session breaks. Unanswered ones are
-    /// dropped then, which the reader notices. `tell` hears what carries the data.
+    /// dropped then, which the reader notices. `report_transport` hears what carries the data.
     pub async fn serve(
         &mut self,
-        asks: &mut mpsc::Receiver<Ask>,
-        tell: impl Fn(Carried),
+        asks: &mut mpsc::Receiver<FsRequest>,
+        report_transport: impl Fn(TransportInfo),
     ) -> Result<(), ClientError> {
-        self.of.activity = Activity::Serve(Service::new(self.of.engine.waker()));
-        self.of.engine.attach_links();
-        if self.of.engine.version() >= TIES_VERSION {
-            self.of.engine.send(ClientMessage::TellTies);
+        self.dispatcher.activity = Activity::Serve(Service::new(self.dispatcher.engine.waker()));
+        self.dispatcher.engine.attach_links();
+        if self.dispatcher.engine.version() >= TIES_VERSION {
+            self.dispatcher.engine.send(ClientMessage::TellTies);
         }
-        let (mut ping, mut told) = (Instant::now(), Carried::default());
+        let (mut ping, mut reported) = (Instant::now(), TransportInfo::default());
         let served = loop {
             tokio::select! {
                 ask = asks.recv() => match ask {
-                    Some(ask) => self.of.ask(ask),
+                    Some(ask) => self.dispatcher.ask(ask),
                     None => break Ok(()),
                 },
                 turned = self.turn_or_end() => if let Err(error) = turned {
                     break Err(error);
                 },
             }
-            if self.of.is_carried_otherwise(&told) {
-                told = self.of.carried();
-                tell(told.clone());
+            if self.dispatcher.transport_changed(&reported) {
+                reported = self.dispatcher.transport_info();
+                report_transport(reported.clone());
             }
             if ping.elapsed() > PING {
                 ping = Instant::now();
-                let (request, paths) = (self.of.engine.request(), Vec::new());
+                let (request, paths) = (self.dispatcher.engine.request(), Vec::new());
                 let look = Look { follow: false, paths };
-                self.of.engine.send(ClientMessage::Stat { request, look });
-                self.of.leave_parts();
+                self.dispatcher.engine.send(ClientMessage::Stat { request, look });
+                self.dispatcher.drop_abandoned_reads();
             }
         };
         // What is not answered never will be.
-        self.of.activity = Activity::Copy(Transfer::new(self.of.engine.waker()));
+        self.dispatcher.activity = Activity::Copy(Transfer::new(self.dispatcher.engine.waker()));
         served
     }
 }
 
 /// What became of a copy in one session.
-pub(crate) struct Copied {
+pub(crate) struct SessionResult {
     pub ledger: Ledger,
-    pub achieved: Achieved,
+    pub progress_made: SessionProgress,
     /// Why the session ended before its work did.
     pub broken: Option<Fault>,
 }
 
 /// When a number last grew.
 #[derive(Default)]
-struct Moved {
+struct ByteProgress {
     bytes: u64,
     at: Option<Instant>,
 }
 
-impl Moved {
+impl ByteProgress {
     fn look(&mut self, bytes: u64, now: Instant) {
         if bytes > self.bytes {
             *self = Self { bytes, at: Some(now) };

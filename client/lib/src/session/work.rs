@@ -30,9 +30,9 @@ pub enum Work {
 
 impl Work {
     /// Whether another session could go on with it: what came out of a pipe is gone.
-    pub(crate) fn can_go_on(&self) -> bool {
+    pub(crate) fn can_resume(&self) -> bool {
         match self {
-            Self::ToPipe(work) => work.can_go_on(),
+            Self::ToPipe(work) => work.can_resume(),
             Self::FromPipe(_) => false,
             _ => true,
         }

@@ -16,7 +16,7 @@ use verbatim_proto::{Code, Digest, Fault, Habits, Resolution, WirePath};
 
 impl SyncOptions {
     /// Whether a tree is built beside the target.
-    pub(crate) fn is_aside(&self) -> bool {
+    pub(crate) fn is_atomic(&self) -> bool {
         self.atomic && !self.dry_run
     }
 
@@ -54,7 +54,7 @@ pub(crate) async fn prepare(
     let fault = |fault: Fault| CopyError::from(ClientError::Fault(fault));
     let target = target.to_owned();
     let work = tokio::task::spawn_blocking(move || build(&target, &key, held));
-    let built = session.stay_for(work).await?;
+    let built = session.keep_alive_while(work).await?;
     let lost = |_| Fault::new(Code::Bug, "building a tree beside the target failed");
     built.map_err(lost).and_then(|built| built).map_err(fault)
 }

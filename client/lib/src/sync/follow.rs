@@ -5,16 +5,16 @@
 use crate::session::backoff::is_transient;
 use crate::session::command_error::{CopyError, Running};
 use crate::sync::chosen::Chosen;
-use crate::sync::follow_loop::{Current, CurrentError, Pass, Passes};
-use crate::sync::lock_keeper::Keeper;
-use crate::sync::{Holding, SyncOptions, server_of, sync_held};
-use crate::watch::Watching;
+use crate::sync::follow_loop::{FollowError, FollowLoop, PassResult, PassRunner};
+use crate::sync::lock_keeper::LockKeeper;
+use crate::sync::{SyncOptions, TargetHold, server_of, sync_held};
+use crate::watch::SourceWatch;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
 use verbatim_engine::connection::error::ClientError;
 use verbatim_engine::connection::options::SessionOptions;
-use verbatim_engine::model::follow_status::{Status, StatusFile};
+use verbatim_engine::model::follow_status::{FollowStatus, StatusFile};
 use verbatim_engine::model::location::Location;
 use verbatim_engine::model::report::{
     Altered, Failure, FileDone, Observer, Planned, Progress, Retry, Skipped, Summary,
@@ -46,28 +46,28 @@ async fn follow_until(
     let mut watching = match &options.source {
         Location::Local(path) => {
             let excludes = Excludes::parse(exclude).map_err(ClientError::Fault)?;
-            Watching::local(path.clone(), excludes)
+            SourceWatch::local(path.clone(), excludes)
         }
         _ => {
             let watch = Watch { path: remote.path.clone(), exclude };
-            Watching::remote(session.connect.clone(), session.timeout, watch)
+            SourceWatch::remote(session.connect.clone(), session.timeout, watch)
         }
     };
-    let status = Status::new(shown(&options.source), shown(&options.target));
-    let passes = Following {
+    let status = FollowStatus::new(shown(&options.source), shown(&options.target));
+    let passes = SyncPasses {
         options: options.clone(),
         session,
         observer,
         stop: stop.clone(),
         begun: false,
-        keeper: matches!(options.target, Location::Remote(_)).then(Keeper::new),
-        held: Holding::default(),
+        keeper: matches!(options.target, Location::Remote(_)).then(LockKeeper::new),
+        held: TargetHold::default(),
     };
     let file = StatusFile::new(status_file);
-    let mut current = Current::new(passes, status, file, Notifier::from_environment());
-    current.run(&mut watching, stop).await.map_err(|error| match error {
-        CurrentError::Client(error) => error.into(),
-        CurrentError::Status(fault) => CopyError::Status(fault),
+    let mut follow_loop = FollowLoop::new(passes, status, file, Notifier::from_environment());
+    follow_loop.run(&mut watching, stop).await.map_err(|error| match error {
+        FollowError::Client(error) => error.into(),
+        FollowError::Status(fault) => CopyError::Status(fault),
     })
 }
 
@@ -87,7 +87,7 @@ fn excludes(options: &SyncOptions) -> Vec<Vec<u8>> {
 }
 
 /// The passes of a mirror.
-struct Following<'a> {
+struct SyncPasses<'a> {
     options: SyncOptions,
     session: SessionOptions,
     observer: &'a mut dyn Observer,
@@ -95,20 +95,20 @@ struct Following<'a> {
     /// Whether a pass went as far as comparing.
     begun: bool,
     /// What has a target on a server between two passes.
-    keeper: Option<Keeper>,
+    keeper: Option<LockKeeper>,
     /// The target, between two passes as well: no other run takes it meanwhile.
-    held: Holding,
+    held: TargetHold,
 }
 
-impl Passes for Following<'_> {
-    async fn pass(&mut self, changes: &Changes) -> Result<Pass, ClientError> {
-        let mut part = Pass::default();
+impl PassRunner for SyncPasses<'_> {
+    async fn pass(&mut self, changes: &Changes) -> Result<PassResult, ClientError> {
+        let mut part = PassResult::default();
         // Whatever its time is: another write within the same second is told as well.
         let exact = !changes.rescan && self.begun;
         if exact && self.options.chosen.is_none() {
             let chosen = Some(Arc::new(Chosen::changed(changes)));
             let options = SyncOptions { chosen, exact, ..self.options.clone() };
-            part = self.look(&options, true).await?;
+            part = self.compare(&options, true).await?;
             if part.error.is_none() || *self.stop.borrow() {
                 return Ok(part);
             }
@@ -116,59 +116,67 @@ impl Passes for Following<'_> {
             // may go, names of one file of which only one was looked at.
         }
         let options = SyncOptions { exact, ..self.options.clone() };
-        let all = self.look(&options, false).await?;
-        Ok(behind(&part, all))
+        let all = self.compare(&options, false).await?;
+        Ok(combine(&part, all))
     }
 
-    fn told(&mut self, status: &Status) {
+    fn status_changed(&mut self, status: &FollowStatus) {
         self.observer.followed(status);
     }
 }
 
-impl Following<'_> {
+impl SyncPasses<'_> {
     /// Compares, and makes equal. What fails of a part is not told yet.
-    async fn look(&mut self, options: &SyncOptions, part: bool) -> Result<Pass, ClientError> {
+    async fn compare(
+        &mut self,
+        options: &SyncOptions,
+        part: bool,
+    ) -> Result<PassResult, ClientError> {
         if let Some(keeper) = &mut self.keeper {
             self.held.share = Some(keeper.key());
             let stays = tokio::select! {
-                stays = keeper.stay(&self.session) => stays,
+                stays = keeper.connect(&self.session) => stays,
                 _ = self.stop.wait_for(|stop| *stop) => Ok(()),
             };
             if let Err(error) = stays {
-                return self.not_done(error);
+                return self.failed_pass(error);
             }
         }
-        let mut listener = Listener { observer: self.observer, first: None, part };
+        let mut first_failure = FirstFailure { observer: self.observer, first: None, part };
         let stop = self.stop.wait_for(|stop| *stop);
         let stopped = Box::pin(async { drop(stop.await) });
         let session = self.session.clone();
-        let done = sync_held(options, session, &mut self.held, &mut listener, stopped).await;
-        let first = listener.first;
+        let done = sync_held(options, session, &mut self.held, &mut first_failure, stopped).await;
+        let first = first_failure.first;
         match done {
             Ok(summary) => {
                 self.begun = true;
-                Ok(outcome(&summary, first))
+                Ok(pass_result(&summary, first))
             }
-            Err(CopyError::Client(error)) => self.not_done(error),
+            Err(CopyError::Client(error)) => self.failed_pass(error),
             Err(CopyError::Usage { cause, .. }) => Err(Fault::new(Code::BadPath, cause).into()),
             Err(CopyError::Status(fault)) => Err(fault.into()),
         }
     }
 
     /// What a pass is that did not go as far as comparing.
-    fn not_done(&self, error: ClientError) -> Result<Pass, ClientError> {
+    fn failed_pass(&self, error: ClientError) -> Result<PassResult, ClientError> {
         if self.begun && is_transient(&error) {
-            return Ok(Pass { failed: 1, error: Some(error.to_string()), ..Pass::default() });
+            return Ok(PassResult {
+                failed: 1,
+                error: Some(error.to_string()),
+                ..PassResult::default()
+            });
         }
         Err(error)
     }
 }
 
 /// What a pass amounts to.
-fn outcome(summary: &Summary, first: Option<String>) -> Pass {
+fn pass_result(summary: &Summary, first: Option<String>) -> PassResult {
     let broken = summary.broken.as_ref().map(ToString::to_string);
     let failed = (summary.failed > 0).then(|| format!("{} not done", summary.failed));
-    Pass {
+    PassResult {
         changes: summary.changes,
         bytes: summary.bytes,
         failed: summary.failed,
@@ -179,21 +187,26 @@ fn outcome(summary: &Summary, first: Option<String>) -> Pass {
 
 /// A pass of all behind one of a part: both did something, and what the part could not do is in
 /// the pass of all.
-fn behind(part: &Pass, all: Pass) -> Pass {
-    Pass { changes: part.changes + all.changes, bytes: part.bytes + all.bytes, whole: true, ..all }
+fn combine(part: &PassResult, all: PassResult) -> PassResult {
+    PassResult {
+        changes: part.changes + all.changes,
+        bytes: part.bytes + all.bytes,
+        whole: true,
+        ..all
+    }
 }
 
 /// Passes everything on, and remembers the first failure.
-struct Listener<'a> {
+struct FirstFailure<'a> {
     observer: &'a mut dyn Observer,
     first: Option<String>,
     /// Whether failures are left to the pass that follows.
     part: bool,
 }
 
-impl Observer for Listener<'_> {
-    fn hears_of_files(&self) -> bool {
-        self.observer.hears_of_files()
+impl Observer for FirstFailure<'_> {
+    fn wants_per_file_events(&self) -> bool {
+        self.observer.wants_per_file_events()
     }
 
     fn file_done(&mut self, file: &FileDone) {
@@ -239,10 +252,11 @@ mod tests {
 
     #[test]
     fn a_part_and_the_whole_behind_it_are_summed() {
-        let none = Pass::default();
-        let part = Pass { changes: 2, bytes: 20, failed: 3, error: Some("no".into()), ..none };
-        let all = Pass { changes: 1, bytes: 10, ..Pass::default() };
-        let both = Pass { changes: 3, bytes: 30, whole: true, ..Pass::default() };
-        assert_eq!(behind(&part, all), both);
+        let none = PassResult::default();
+        let part =
+            PassResult { changes: 2, bytes: 20, failed: 3, error: Some("no".into()), ..none };
+        let all = PassResult { changes: 1, bytes: 10, ..PassResult::default() };
+        let both = PassResult { changes: 3, bytes: 30, whole: true, ..PassResult::default() };
+        assert_eq!(combine(&part, all), both);
     }
 }

@@ -4,18 +4,20 @@
 //! growing pauses, a source that is lost is waited for. What is known is told:
 //! to the status file, to systemd, and to whoever observes.
 
-use crate::session::backoff::{Backoff, Next};
-use crate::watch::{Heard, Watching};
+use crate::session::backoff::{Backoff, RetryDecision};
+use crate::watch::{SourceWatch, WatchEvent};
 use std::time::{Instant, SystemTime};
 use tokio::sync::watch;
 use verbatim_engine::connection::error::ClientError;
-use verbatim_engine::model::follow_status::{BEAT, State, Status, StatusFile, seconds};
+use verbatim_engine::model::follow_status::{
+    FollowState, FollowStatus, HEARTBEAT_INTERVAL, StatusFile, unix_seconds,
+};
 use verbatim_proto::{Changes, Fault};
 use verbatim_telemetry::notify::Notifier;
 
 /// What became of a pass.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Pass {
+pub struct PassResult {
     /// What was changed at the target.
     pub changes: u64,
     /// The bytes of files that were copied.
@@ -29,18 +31,18 @@ pub struct Pass {
 }
 
 /// Something that makes the target equal to the source.
-pub trait Passes {
+pub trait PassRunner {
     /// Makes what changed equal. An error is one that no other pass would mend.
-    fn pass(&mut self, changes: &Changes) -> impl Future<Output = Result<Pass, ClientError>>;
+    fn pass(&mut self, changes: &Changes) -> impl Future<Output = Result<PassResult, ClientError>>;
 
     /// Hears how it is, whenever that changes.
-    fn told(&mut self, _status: &Status) {}
+    fn status_changed(&mut self, _status: &FollowStatus) {}
 }
 
 /// Keeps a target current.
-pub struct Current<P> {
+pub struct FollowLoop<P> {
     passes: P,
-    status: Status,
+    status: FollowStatus,
     file: StatusFile,
     notifier: Notifier,
     /// Whether systemd knows that the service is ready.
@@ -49,13 +51,13 @@ pub struct Current<P> {
     unwritten: bool,
     /// Why the source cannot be heard, until it is heard again.
     lost: Option<String>,
-    retry: Retry,
+    retry: PassRetry,
 }
 
-impl<P: Passes> Current<P> {
+impl<P: PassRunner> FollowLoop<P> {
     /// What keeps it, and where that is told.
-    pub fn new(passes: P, status: Status, file: StatusFile, notifier: Notifier) -> Self {
-        let (ready, unwritten, lost, retry) = (false, false, None, Retry::default());
+    pub fn new(passes: P, status: FollowStatus, file: StatusFile, notifier: Notifier) -> Self {
+        let (ready, unwritten, lost, retry) = (false, false, None, PassRetry::default());
         Self { passes, status, file, notifier, ready, unwritten, lost, retry }
     }
 
@@ -63,25 +65,25 @@ impl<P: Passes> Current<P> {
     /// then is waited for: whoever makes passes ends them early.
     pub async fn run(
         &mut self,
-        watching: &mut Watching,
+        watching: &mut SourceWatch,
         mut stop: watch::Receiver<bool>,
-    ) -> Result<(), CurrentError> {
+    ) -> Result<(), FollowError> {
         // At once: a file that cannot be written is found out before the first pass. Later that
         // is no reason to copy nothing.
         self.file.write(&mut self.status)?;
-        self.tell(State::Starting, None);
-        let ended = self.keep(watching, &mut stop).await;
+        self.report_state(FollowState::Starting, None);
+        let ended = self.run_until_stopped(watching, &mut stop).await;
         let error = ended.as_ref().err().map(ToString::to_string);
         self.notifier.tell(&["STOPPING=1"], error.as_deref().unwrap_or("stopped"));
-        self.tell(State::Stopped, error);
+        self.report_state(FollowState::Stopped, error);
         ended
     }
 
-    async fn keep(
+    async fn run_until_stopped(
         &mut self,
-        watching: &mut Watching,
+        watching: &mut SourceWatch,
         stop: &mut watch::Receiver<bool>,
-    ) -> Result<(), CurrentError> {
+    ) -> Result<(), FollowError> {
         loop {
             let retry = self.retry.due();
             let heard = tokio::select! {
@@ -92,7 +94,7 @@ impl<P: Passes> Current<P> {
                 () = tokio::time::sleep_until(retry.into()) => {
                     if !self.retry.is_due() {
                         // Nothing is to be done; it is only to be seen that we are here.
-                        self.tell(self.status.state, self.status.error.clone());
+                        self.report_state(self.status.state, self.status.error.clone());
                         continue;
                     }
                     None
@@ -100,12 +102,12 @@ impl<P: Passes> Current<P> {
             };
             match heard {
                 None => self.pass(&Changes::rescan(), stop).await?,
-                Some(Heard::Lost(fault)) => {
+                Some(WatchEvent::Lost(fault)) => {
                     self.lost = Some(fault.to_string());
-                    self.tell(State::Lost, self.lost.clone());
+                    self.report_state(FollowState::Lost, self.lost.clone());
                 }
-                Some(Heard::Healed(count)) => self.status.healed += count,
-                Some(Heard::Changed(changes)) => {
+                Some(WatchEvent::Healed(count)) => self.status.healed += count,
+                Some(WatchEvent::Changed(changes)) => {
                     self.lost = None;
                     self.pass(&changes, stop).await?;
                 }
@@ -114,14 +116,14 @@ impl<P: Passes> Current<P> {
     }
 
     /// Does the work of a pass. While that takes long, it is still seen that we are here.
-    async fn work(&mut self, changes: &Changes) -> Result<Pass, CurrentError> {
+    async fn run_pass(&mut self, changes: &Changes) -> Result<PassResult, FollowError> {
         let Self { passes, status, file, notifier, unwritten, .. } = self;
         let work = passes.pass(changes);
         tokio::pin!(work);
         loop {
             tokio::select! {
                 pass = &mut work => return Ok(pass?),
-                () = tokio::time::sleep(BEAT) => {
+                () = tokio::time::sleep(HEARTBEAT_INTERVAL) => {
                     write(file, status, unwritten);
                     notifier.tell(&["WATCHDOG=1"], &sentence(status));
                 }
@@ -134,17 +136,17 @@ impl<P: Passes> Current<P> {
         &mut self,
         changes: &Changes,
         stop: &watch::Receiver<bool>,
-    ) -> Result<(), CurrentError> {
-        let state = if self.ready { State::Syncing } else { State::Starting };
+    ) -> Result<(), FollowError> {
+        let state = if self.ready { FollowState::Syncing } else { FollowState::Starting };
         let before = self.status.error.clone();
-        self.tell(state, None);
+        self.report_state(state, None);
         // What failed before is looked at again with everything, when its pause is over; what
         // changes meanwhile need not wait for that, nor bring it about.
         let all = Changes::rescan();
         let is_part = self.retry.at.is_some() && !self.retry.is_due() && !changes.rescan;
         let changes = if self.retry.at.is_some() && !is_part { &all } else { changes };
         let begin = Instant::now();
-        let pass = self.work(changes).await?;
+        let pass = self.run_pass(changes).await?;
         let is_part = is_part && !pass.whole;
         self.status.passes += 1;
         self.status.changes += pass.changes;
@@ -154,15 +156,15 @@ impl<P: Passes> Current<P> {
         match pass.error {
             // It was ended, and is not behind.
             Some(_) if *stop.borrow() => {}
-            error if is_part => self.settle(State::Behind, before.or(error)),
+            error if is_part => self.settle(FollowState::Behind, before.or(error)),
             None => {
-                self.retry = Retry::default();
-                self.status.current = Some(seconds(SystemTime::now()));
-                self.settle(State::Current, None);
+                self.retry = PassRetry::default();
+                self.status.current = Some(unix_seconds(SystemTime::now()));
+                self.settle(FollowState::Current, None);
             }
             error => {
                 self.retry.failed(Instant::now());
-                self.settle(State::Behind, error);
+                self.settle(FollowState::Behind, error);
             }
         }
         Ok(())
@@ -170,31 +172,31 @@ impl<P: Passes> Current<P> {
 
     /// Tells how it is behind a pass: whatever that made equal, of a source that cannot be heard
     /// nobody knows.
-    fn settle(&mut self, state: State, error: Option<String>) {
+    fn settle(&mut self, state: FollowState, error: Option<String>) {
         match self.lost.clone() {
-            Some(lost) => self.tell(State::Lost, Some(lost)),
-            None => self.tell(state, error),
+            Some(lost) => self.report_state(FollowState::Lost, Some(lost)),
+            None => self.report_state(state, error),
         }
     }
 
-    fn tell(&mut self, state: State, error: Option<String>) {
+    fn report_state(&mut self, state: FollowState, error: Option<String>) {
         let news = self.status.state != state || self.status.error != error;
         (self.status.state, self.status.error) = (state, error);
         write(&self.file, &mut self.status, &mut self.unwritten);
         let states: &[&str] = match state {
-            State::Current if !self.ready => &["READY=1", "WATCHDOG=1"],
+            FollowState::Current if !self.ready => &["READY=1", "WATCHDOG=1"],
             _ => &["WATCHDOG=1"],
         };
-        self.ready |= state == State::Current;
+        self.ready |= state == FollowState::Current;
         self.notifier.tell(states, &sentence(&self.status));
         if news {
-            self.passes.told(&self.status);
+            self.passes.status_changed(&self.status);
         }
     }
 }
 
 /// Writes the status; that it cannot be is said once, until it can.
-fn write(file: &StatusFile, status: &mut Status, unwritten: &mut bool) {
+fn write(file: &StatusFile, status: &mut FollowStatus, unwritten: &mut bool) {
     let written = file.write(status);
     if let (Err(fault), false) = (&written, *unwritten) {
         tracing::warn!(cause = %fault, "status not written; the copy goes on");
@@ -203,22 +205,22 @@ fn write(file: &StatusFile, status: &mut Status, unwritten: &mut bool) {
 }
 
 /// How it is, in words.
-fn sentence(status: &Status) -> String {
-    let Status { source, target, .. } = status;
+fn sentence(status: &FollowStatus) -> String {
+    let FollowStatus { source, target, .. } = status;
     let error = status.error.as_deref().unwrap_or("for no reason that is known");
     match status.state {
-        State::Starting => format!("copying {source} to {target}"),
-        State::Syncing => format!("copying what changed in {source}"),
-        State::Current => format!("{target} is current"),
-        State::Behind => format!("{target} is behind: {error}"),
-        State::Lost => format!("{source} is lost: {error}"),
-        State::Stopped => "stopped".into(),
+        FollowState::Starting => format!("copying {source} to {target}"),
+        FollowState::Syncing => format!("copying what changed in {source}"),
+        FollowState::Current => format!("{target} is current"),
+        FollowState::Behind => format!("{target} is behind: {error}"),
+        FollowState::Lost => format!("{source} is lost: {error}"),
+        FollowState::Stopped => "stopped".into(),
     }
 }
 
 /// Why a target is kept current no longer.
 #[derive(Debug, thiserror::Error)]
-pub enum CurrentError {
+pub enum FollowError {
     /// The source cannot be watched, or the passes cannot go on.
     #[error("{0}")]
     Client(#[from] ClientError),
@@ -229,22 +231,22 @@ pub enum CurrentError {
 
 /// When a pass that failed is tried again.
 #[derive(Debug)]
-struct Retry {
+struct PassRetry {
     at: Option<Instant>,
     backoff: Backoff,
 }
 
-impl Default for Retry {
+impl Default for PassRetry {
     fn default() -> Self {
         Self { at: None, backoff: Backoff::passes(Instant::now()) }
     }
 }
 
-impl Retry {
+impl PassRetry {
     /// A pass failed. Another one follows, whatever the failure was: one that no other pass would
     /// mend has ended the loop.
     fn failed(&mut self, now: Instant) {
-        if let Next::After(pause) = self.backoff.lost(now) {
+        if let RetryDecision::After(pause) = self.backoff.lost(now) {
             self.at = Some(now + pause);
         }
     }
@@ -255,7 +257,7 @@ impl Retry {
 
     /// When there is something to do: another try, or to show that we are here.
     fn due(&self) -> Instant {
-        let beat = Instant::now() + BEAT;
+        let beat = Instant::now() + HEARTBEAT_INTERVAL;
         self.at.map_or(beat, |at| at.min(beat))
     }
 }
@@ -271,23 +273,23 @@ mod tests {
     struct Scripted {
         outcomes: Vec<Option<String>>,
         looks: Vec<bool>,
-        states: Vec<State>,
+        states: Vec<FollowState>,
         /// Whether every pass looks at all.
         whole: bool,
     }
 
-    impl Passes for Scripted {
-        async fn pass(&mut self, changes: &Changes) -> Result<Pass, ClientError> {
+    impl PassRunner for Scripted {
+        async fn pass(&mut self, changes: &Changes) -> Result<PassResult, ClientError> {
             self.looks.push(changes.rescan);
             let error = self.outcomes.remove(0);
             if error.as_deref() == Some("final") {
                 return Err(Fault::new(verbatim_proto::Code::Denied, "not let in").into());
             }
             let failed = u64::from(error.is_some());
-            Ok(Pass { changes: 1, bytes: 10, failed, error, whole: self.whole })
+            Ok(PassResult { changes: 1, bytes: 10, failed, error, whole: self.whole })
         }
 
-        fn told(&mut self, status: &Status) {
+        fn status_changed(&mut self, status: &FollowStatus) {
             self.states.push(status.state);
         }
     }
@@ -320,10 +322,11 @@ mod tests {
         let path = dir.path().join("status");
         let passes =
             Scripted { outcomes: vec![None], looks: Vec::new(), states: Vec::new(), whole: false };
-        let (status, file) = (Status::new(String::new(), String::new()), Some(path.clone()));
-        let mut current = Current::new(passes, status, StatusFile::new(file), Notifier::default());
+        let (status, file) = (FollowStatus::new(String::new(), String::new()), Some(path.clone()));
+        let mut follow_loop =
+            FollowLoop::new(passes, status, StatusFile::new(file), Notifier::default());
         std::fs::create_dir(dir.path().join("source")).expect("makes");
-        let mut watching = Watching::local(dir.path().join("source"), Excludes::default());
+        let mut watching = SourceWatch::local(dir.path().join("source"), Excludes::default());
         let (go_on, stop) = watch::channel(false);
         tokio::spawn({
             let path = path.clone();
@@ -332,11 +335,11 @@ mod tests {
                 go_on.send_replace(true);
             }
         });
-        let run = current.run(&mut watching, stop);
+        let run = follow_loop.run(&mut watching, stop);
         let ended = tokio::time::timeout(Duration::from_secs(60), run).await;
         ended.expect("in time").expect("it was told to");
-        let status = Status::read(&path).expect("reads").expect("there");
-        assert_eq!((status.state, status.error), (State::Stopped, None));
+        let status = FollowStatus::read(&path).expect("reads").expect("there");
+        assert_eq!((status.state, status.error), (FollowState::Stopped, None));
     }
 
     #[tokio::test]
@@ -348,10 +351,10 @@ mod tests {
         let notifier = Notifier::at(dir.path().join("notify").as_os_str());
         let outcomes = vec![Some("disk full".to_owned()), None, None, Some("final".into())];
         let passes = Scripted { outcomes, looks: Vec::new(), states: Vec::new(), whole: false };
-        let status = Status::new("source".into(), "target".into());
+        let status = FollowStatus::new("source".into(), "target".into());
         let file = StatusFile::new(Some(path.clone()));
-        let mut current = Current::new(passes, status, file, notifier);
-        let mut watching = Watching::local(source.clone(), Excludes::default());
+        let mut follow_loop = FollowLoop::new(passes, status, file, notifier);
+        let mut watching = SourceWatch::local(source.clone(), Excludes::default());
         let (_go_on, stop) = watch::channel(false);
         let changer = {
             let (path, source) = (path.clone(), source.clone());
@@ -362,95 +365,101 @@ mod tests {
                 }
             })
         };
-        let run = current.run(&mut watching, stop);
+        let run = follow_loop.run(&mut watching, stop);
         let ended = tokio::time::timeout(Duration::from_secs(60), run);
         let error = ended.await.expect("in time").expect_err("not let in");
         assert_eq!(error.to_string(), "not let in");
         changer.await.expect("what it waited for came");
-        let Scripted { looks, states, .. } = current.passes;
+        let Scripted { looks, states, .. } = follow_loop.passes;
         assert_eq!(looks, [true, true, false, false], "all, all again, and what changed");
-        use State::{Behind, Current as Equal, Starting, Stopped, Syncing};
+        use FollowState::{Behind, Current as Equal, Starting, Stopped, Syncing};
         let expected = [Behind, Starting, Equal, Syncing, Equal, Syncing, Stopped];
         assert_eq!(states, expected);
         let told = told(&socket);
         assert_eq!(told.matches("READY=1").count(), 1, "{told}");
         assert!(told.contains("STATUS=target is behind: disk full"), "{told}");
         assert!(told.contains("STOPPING=1\nSTATUS=not let in"), "{told}");
-        let status = Status::read(&path).expect("reads").expect("there");
+        let status = FollowStatus::read(&path).expect("reads").expect("there");
         assert_eq!((status.state, status.error.as_deref()), (Stopped, Some("not let in")));
         assert!(status.current.is_some());
     }
 
-    fn scripted(outcomes: &[Option<&str>], file: Option<std::path::PathBuf>) -> Current<Scripted> {
+    fn scripted(
+        outcomes: &[Option<&str>],
+        file: Option<std::path::PathBuf>,
+    ) -> FollowLoop<Scripted> {
         let outcomes = outcomes.iter().map(|error| error.map(str::to_owned)).collect();
         let passes = Scripted { outcomes, looks: Vec::new(), states: Vec::new(), whole: false };
-        let status = Status::new(String::new(), String::new());
-        Current::new(passes, status, StatusFile::new(file), Notifier::default())
+        let status = FollowStatus::new(String::new(), String::new());
+        FollowLoop::new(passes, status, StatusFile::new(file), Notifier::default())
     }
 
     #[tokio::test]
     async fn a_lost_source_is_lost_until_it_is_heard_whatever_a_pass_says() {
-        let mut current = scripted(&[None, None], None);
+        let mut follow_loop = scripted(&[None, None], None);
         let (_go_on, stop) = watch::channel(false);
-        current.lost = Some("gone".into());
-        current.pass(&Changes::rescan(), &stop).await.expect("goes on");
-        assert_eq!(current.status.state, State::Lost);
-        assert_eq!(current.status.error.as_deref(), Some("gone"));
-        current.lost = None;
-        current.pass(&Changes::rescan(), &stop).await.expect("goes on");
-        assert_eq!(current.status.state, State::Current);
+        follow_loop.lost = Some("gone".into());
+        follow_loop.pass(&Changes::rescan(), &stop).await.expect("goes on");
+        assert_eq!(follow_loop.status.state, FollowState::Lost);
+        assert_eq!(follow_loop.status.error.as_deref(), Some("gone"));
+        follow_loop.lost = None;
+        follow_loop.pass(&Changes::rescan(), &stop).await.expect("goes on");
+        assert_eq!(follow_loop.status.state, FollowState::Current);
     }
 
     #[tokio::test]
     async fn what_changes_while_a_failure_waits_is_a_part_and_the_failure_stays() {
-        let mut current = scripted(&[Some("no"), None, Some("nor this"), None], None);
+        let mut follow_loop = scripted(&[Some("no"), None, Some("nor this"), None], None);
         let (_go_on, stop) = watch::channel(false);
         let some = Changes { changes: Vec::new(), rescan: false };
-        current.pass(&Changes::rescan(), &stop).await.expect("goes on");
-        current.retry.at = Some(Instant::now() + Duration::from_secs(600));
-        let due = current.retry.at;
+        follow_loop.pass(&Changes::rescan(), &stop).await.expect("goes on");
+        follow_loop.retry.at = Some(Instant::now() + Duration::from_secs(600));
+        let due = follow_loop.retry.at;
         for _ in 0..2 {
-            current.pass(&some, &stop).await.expect("goes on");
-            assert_eq!(current.status.state, State::Behind);
-            assert_eq!(current.status.error.as_deref(), Some("no"), "the first of them");
-            assert_eq!(current.retry.at, due, "it is put off by nothing");
+            follow_loop.pass(&some, &stop).await.expect("goes on");
+            assert_eq!(follow_loop.status.state, FollowState::Behind);
+            assert_eq!(follow_loop.status.error.as_deref(), Some("no"), "the first of them");
+            assert_eq!(follow_loop.retry.at, due, "it is put off by nothing");
         }
-        assert_eq!(current.status.failed, 2);
+        assert_eq!(follow_loop.status.failed, 2);
         // A part that could not be done alone became a look at all, and failed: that is all.
-        current.passes.whole = true;
-        current.passes.outcomes.insert(0, Some("all of it".into()));
-        current.pass(&some, &stop).await.expect("goes on");
-        assert_eq!(current.status.failed, 1);
-        assert_eq!(current.status.error.as_deref(), Some("all of it"));
-        current.retry.at = Some(Instant::now());
-        current.pass(&some, &stop).await.expect("goes on");
+        follow_loop.passes.whole = true;
+        follow_loop.passes.outcomes.insert(0, Some("all of it".into()));
+        follow_loop.pass(&some, &stop).await.expect("goes on");
+        assert_eq!(follow_loop.status.failed, 1);
+        assert_eq!(follow_loop.status.error.as_deref(), Some("all of it"));
+        follow_loop.retry.at = Some(Instant::now());
+        follow_loop.pass(&some, &stop).await.expect("goes on");
         assert_eq!(
-            current.passes.looks,
+            follow_loop.passes.looks,
             [true, false, false, false, true],
             "all, when its time is there"
         );
-        assert_eq!((current.status.state, current.status.failed), (State::Current, 0));
+        assert_eq!(
+            (follow_loop.status.state, follow_loop.status.failed),
+            (FollowState::Current, 0)
+        );
     }
 
     #[tokio::test]
     async fn a_status_that_cannot_be_written_any_more_ends_nothing() {
         let dir = tempfile::tempdir().expect("folder");
-        let mut current = scripted(&[None], Some(dir.path().join("no/status")));
+        let mut follow_loop = scripted(&[None], Some(dir.path().join("no/status")));
         let (_go_on, stop) = watch::channel(false);
-        current.pass(&Changes::rescan(), &stop).await.expect("goes on");
-        assert!(current.unwritten && current.status.state == State::Current);
+        follow_loop.pass(&Changes::rescan(), &stop).await.expect("goes on");
+        assert!(follow_loop.unwritten && follow_loop.status.state == FollowState::Current);
         std::fs::create_dir(dir.path().join("no")).expect("makes");
-        current.tell(State::Current, None);
-        assert!(!current.unwritten && dir.path().join("no/status").exists());
-        let mut current = scripted(&[], Some(dir.path().join("nor/status")));
-        let mut watching = Watching::local(dir.path().to_owned(), Excludes::default());
-        let ended = current.run(&mut watching, stop).await;
-        assert!(matches!(ended, Err(CurrentError::Status(_))), "found out before the first pass");
+        follow_loop.report_state(FollowState::Current, None);
+        assert!(!follow_loop.unwritten && dir.path().join("no/status").exists());
+        let mut follow_loop = scripted(&[], Some(dir.path().join("nor/status")));
+        let mut watching = SourceWatch::local(dir.path().to_owned(), Excludes::default());
+        let ended = follow_loop.run(&mut watching, stop).await;
+        assert!(matches!(ended, Err(FollowError::Status(_))), "found out before the first pass");
     }
 
     #[test]
     fn pauses_between_tries_grow_up_to_a_bound() {
-        let mut retry = Retry::default();
+        let mut retry = PassRetry::default();
         assert!(!retry.is_due());
         let now = Instant::now();
         for expected_ms in [500, 1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000] {

@@ -11,12 +11,12 @@ use verbatim_engine::connection::transport::{CarrierOptions, Transport};
 use verbatim_proto::{Digest, WirePath};
 
 /// What stays between two passes, until this is dropped.
-pub(crate) struct Keeper {
+pub(crate) struct LockKeeper {
     key: Digest,
     task: Option<JoinHandle<()>>,
 }
 
-impl Keeper {
+impl LockKeeper {
     pub fn new() -> Self {
         let words = [(); 4].map(|()| random().to_le_bytes());
         Self { key: Digest::of(words.as_flattened()), task: None }
@@ -28,7 +28,7 @@ impl Keeper {
     }
 
     /// Makes the session where there is none. Where it cannot be had no pass can be made either.
-    pub async fn stay(&mut self, options: &SessionOptions) -> Result<(), ClientError> {
+    pub async fn connect(&mut self, options: &SessionOptions) -> Result<(), ClientError> {
         if self.task.as_ref().is_some_and(|task| !task.is_finished()) {
             return Ok(());
         }
@@ -39,12 +39,12 @@ impl Keeper {
         session.share(self.key);
         // What is asked behind that is answered behind it; what the answer is does not matter.
         drop(session.stat(&WirePath::root()).await?);
-        self.task = Some(tokio::spawn(async move { session.stay().await }));
+        self.task = Some(tokio::spawn(async move { session.keep_alive().await }));
         Ok(())
     }
 }
 
-impl Drop for Keeper {
+impl Drop for LockKeeper {
     fn drop(&mut self) {
         self.task.iter().for_each(JoinHandle::abort);
     }

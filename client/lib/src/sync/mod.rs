@@ -14,12 +14,12 @@ use crate::session::command_error::{CopyError, Running, Stop};
 use crate::session::overlap::is_here;
 use crate::session::retry;
 use crate::session::work::Work;
-use crate::tree_sync::spec::{Aside, Mirror, Way};
+use crate::tree_sync::spec::{AtomicTarget, Direction, Mirror};
 use std::path::Path;
 use std::sync::Arc;
 use verbatim_engine::connection::error::ClientError;
 use verbatim_engine::connection::options::SessionOptions;
-use verbatim_engine::model::copy_policy::{Rules, Task};
+use verbatim_engine::model::copy_policy::{CopyPolicy, Task};
 use verbatim_engine::model::delete_limit::DeleteLimit;
 use verbatim_engine::model::location::{Location, Remote};
 use verbatim_engine::model::report::{Observer, Summary};
@@ -105,13 +105,13 @@ async fn sync_once(
     mut stop: Stop<'_>,
 ) -> Result<Summary, CopyError> {
     let (remote, session) = checked(options, session)?;
-    let mut held = Holding::default();
+    let mut held = TargetHold::default();
     let make = async |first: &mut Session| prepare(options, &remote, first, &mut held).await;
-    let begun = match retry::begin(&session, observer, &mut stop, make).await? {
+    let begun = match retry::connect_and_prepare(&session, observer, &mut stop, make).await? {
         Ok(begun) => begun,
         Err(fault) => {
             let source = std::iter::once(options.source.to_string());
-            return Ok(retry::not_begun(source, &remote.peer(), fault, observer));
+            return Ok(retry::report_not_started(source, &remote.peer(), fault, observer));
         }
     };
     let (first, reconnects) = (begun.session, begun.reconnects);
@@ -121,9 +121,9 @@ async fn sync_once(
 
 /// What a run has of its target while it is not at it.
 #[derive(Default)]
-struct Holding {
+struct TargetHold {
     /// A target here.
-    here: Option<Hold>,
+    local: Option<Hold>,
     /// What its sessions say to a server that keeps a target for it.
     share: Option<Digest>,
 }
@@ -133,7 +133,7 @@ struct Holding {
 async fn sync_held(
     options: &SyncOptions,
     session: SessionOptions,
-    held: &mut Holding,
+    held: &mut TargetHold,
     observer: &mut dyn Observer,
     mut stop: Stop<'_>,
 ) -> Result<Summary, CopyError> {
@@ -173,11 +173,11 @@ async fn prepare(
     options: &SyncOptions,
     remote: &Remote,
     first: &mut Session,
-    held: &mut Holding,
+    held: &mut TargetHold,
 ) -> Result<Prepared, CopyError> {
     let (mirror, hold) = match (&options.source, &options.target) {
         (_, Location::Local(target)) => {
-            down(options, remote, target, first, held.here.take()).await?
+            down(options, remote, target, first, held.local.take()).await?
         }
         (Location::Local(source), _) => {
             (up(options, source, remote, first, held.share).await?, None)
@@ -197,20 +197,20 @@ async fn run(
     options: &SyncOptions,
     (mirror, hold): Prepared,
     (first, session): (Session, SessionOptions),
-    held: &mut Holding,
+    held: &mut TargetHold,
     observer: &mut dyn Observer,
     stop: Stop<'_>,
 ) -> Summary {
     let task = if options.dry_run { Task::DryRun } else { Task::Copy };
-    let rules = Rules { task, ..Rules::default() };
-    let stage = match &mirror.aside {
-        Some(Aside::Here(stage)) => Some(stage.clone()),
+    let rules = CopyPolicy { task, ..CopyPolicy::default() };
+    let stage = match &mirror.atomic_target {
+        Some(AtomicTarget::Local(stage)) => Some(stage.clone()),
         _ => None,
     };
     let work = [Work::Mirror(Box::new(mirror))];
     let summary = retry::copy(&work, &rules, first, session, observer, stop).await;
     drop(work);
-    held.here = hold.or_else(|| stage.and_then(Arc::into_inner)?.into_target());
+    held.local = hold.or_else(|| stage.and_then(Arc::into_inner)?.into_target());
     summary
 }
 
@@ -235,13 +235,13 @@ async fn down(
         true => check_places(root, &about.above, here).map(|()| Some(here)),
         false => Ok(None),
     };
-    let (folder, hold, aside, avoid) = if options.is_aside() {
+    let (folder, hold, atomic_target, avoid) = if options.is_atomic() {
         // Looked at before anything is built.
         let there = Folder::open(target).ok().map(|folder| looked(&folder)).transpose()?;
         let avoid = there.map(places).transpose()?.flatten();
         let key = options.key(&remote.to_string());
         let (folder, stage) = crate::sync::atomic::prepare(session, target, key, held).await?;
-        (Some(folder), None, Some(Aside::Here(Arc::new(stage))), avoid)
+        (Some(folder), None, Some(AtomicTarget::Local(Arc::new(stage))), avoid)
     } else {
         let folder = open_target(target, options.dry_run).map_err(fault)?;
         let here = folder.as_ref().map(looked).transpose()?;
@@ -259,13 +259,13 @@ async fn down(
     let (source, target) = (remote.to_string(), target.display().to_string());
     let rules = verbatim_files::Rules::of_user();
     let mirror = Mirror {
-        way: Way::Down,
+        direction: Direction::Down,
         folder: folder.map(Arc::new),
         remote: remote.path.clone(),
         remote_is_missing: false,
         source,
         target,
-        options: options.plan_with(folds, habits, aside.is_some()),
+        options: options.plan_with(folds, habits, atomic_target.is_some()),
         filter: options.filter.clone(),
         chosen: options.chosen.clone(),
         avoid,
@@ -273,7 +273,7 @@ async fn down(
         rules,
         by_name: !options.numeric_ids,
         share: None,
-        aside,
+        atomic_target,
     };
     Ok((mirror, hold))
 }
@@ -289,12 +289,12 @@ async fn up(
     let fault = |fault: Fault| CopyError::from(ClientError::Fault(fault));
     let folder = Folder::open(source).map_err(only_folders).map_err(fault)?;
     share.into_iter().for_each(|key| session.share(key));
-    let (about, path, aside) = if options.is_aside() {
+    let (about, path, atomic_target) = if options.is_atomic() {
         let (target, key) =
             (remote.path.clone(), options.key(&folder.path().display().to_string()));
         let staged = session.stage(&target, key).await?;
         let staged = staged.map_err(only_folders).map_err(fault)?;
-        (staged.about, staged.path, Some(Aside::There { target, key }))
+        (staged.about, staged.path, Some(AtomicTarget::Remote { target, key }))
     } else {
         (begin(session, remote, !options.dry_run).await?, remote.path.clone(), None)
     };
@@ -306,13 +306,13 @@ async fn up(
     }
     let habits = session.habits_of(&path, options.tries()).await?;
     Ok(Mirror {
-        way: Way::Up,
+        direction: Direction::Up,
         folder: Some(Arc::new(folder)),
         remote: path,
-        remote_is_missing: about.root.is_none() && aside.is_none(),
+        remote_is_missing: about.root.is_none() && atomic_target.is_none(),
         source: source.display().to_string(),
         target: remote.to_string(),
-        options: options.plan_with(about.folds_case, habits, aside.is_some()),
+        options: options.plan_with(about.folds_case, habits, atomic_target.is_some()),
         filter: options.filter.clone(),
         chosen: options.chosen.clone(),
         avoid: about.root.filter(|_| is_here(&about)),
@@ -320,12 +320,12 @@ async fn up(
         rules: about.keeps.into(),
         by_name: !options.numeric_ids,
         share,
-        aside,
+        atomic_target,
     })
 }
 
 async fn begin(session: &mut Session, remote: &Remote, hold: bool) -> Result<About, CopyError> {
-    let answer = session.begin(&remote.path, hold).await?;
+    let answer = session.describe_dir(&remote.path, hold).await?;
     Ok(answer.map_err(only_folders).map_err(ClientError::Fault)?)
 }
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
-use verbatim_engine::model::follow_status::{State, Status};
+use verbatim_engine::model::follow_status::{FollowState, FollowStatus};
 use verbatim_proto::{Code, Fault};
 
 /// How often the status is read.
@@ -11,14 +11,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Returns when the status file says that the mirror is current, and is fresh; or says why not
 /// when it took too long.
-pub async fn wait(path: &Path, at_most: Duration) -> Result<Status, Fault> {
+pub async fn wait(path: &Path, at_most: Duration) -> Result<FollowStatus, Fault> {
     let begin = Instant::now();
     loop {
-        let status = Status::read(path)?;
+        let status = FollowStatus::read(path)?;
         let why_not = match status {
             Some(status) if status.is_fresh(SystemTime::now()) => match status.state {
-                State::Current => return Ok(status),
-                State::Stopped => "it was stopped; start it again".to_owned(),
+                FollowState::Current => return Ok(status),
+                FollowState::Stopped => "it was stopped; start it again".to_owned(),
                 state => {
                     let why = status.error.map_or_else(String::new, |error| format!(": {error}"));
                     format!("it is {}{why}", name_of(state))
@@ -39,14 +39,14 @@ pub async fn wait(path: &Path, at_most: Duration) -> Result<Status, Fault> {
     }
 }
 
-fn name_of(state: State) -> &'static str {
+fn name_of(state: FollowState) -> &'static str {
     match state {
-        State::Starting => "starting",
-        State::Syncing => "copying",
-        State::Current => "current",
-        State::Behind => "behind",
-        State::Lost => "without its source",
-        State::Stopped => "stopped",
+        FollowState::Starting => "starting",
+        FollowState::Syncing => "copying",
+        FollowState::Current => "current",
+        FollowState::Behind => "behind",
+        FollowState::Lost => "without its source",
+        FollowState::Stopped => "stopped",
     }
 }
 
@@ -66,15 +66,15 @@ mod tests {
         };
         refused("there is no such file").await;
         let file = StatusFile::new(Some(path.clone()));
-        let mut status = Status::new("h:/data".into(), "data".into());
+        let mut status = FollowStatus::new("h:/data".into(), "data".into());
         file.write(&mut status).expect("writes");
         refused("it is starting").await;
-        (status.state, status.error) = (State::Lost, Some("h hung up".into()));
+        (status.state, status.error) = (FollowState::Lost, Some("h hung up".into()));
         file.write(&mut status).expect("writes");
         refused("it is without its source: h hung up").await;
         // Somebody who died while it was current.
-        status.state = State::Current;
-        let old = Status { written: status.written - 60.0, ..status.clone() };
+        status.state = FollowState::Current;
+        let old = FollowStatus { written: status.written - 60.0, ..status.clone() };
         let text = serde_json::to_string(&old).expect("JSON");
         std::fs::write(&path, text).expect("writes");
         refused("nobody writes it any more").await;
@@ -83,6 +83,6 @@ mod tests {
             tokio::spawn(async move { wait(&path, Duration::from_secs(20)).await })
         };
         file.write(&mut status).expect("writes");
-        assert_eq!(waiting.await.expect("ends").expect("current").state, State::Current);
+        assert_eq!(waiting.await.expect("ends").expect("current").state, FollowState::Current);
     }
 }

@@ -3,15 +3,15 @@
 //! up the server makes folders and links and does changes, many in one message,
 //! and files are queued as uploads behind their folders.
 
-use crate::tree_sync::apply_local::{Deed, Deeds};
-use crate::tree_sync::delta_candidates::Likely;
-use crate::tree_sync::report::Asked;
-use crate::tree_sync::spec::{Spec, Way};
+use crate::tree_sync::apply_local::{LocalOp, LocalOps};
+use crate::tree_sync::delta_candidates::DeltaCandidates;
+use crate::tree_sync::report::PendingChange;
+use crate::tree_sync::spec::{Direction, Spec};
 use std::collections::HashMap;
 use std::sync::Arc;
 use verbatim_engine::connection::Engine;
-use verbatim_engine::connection::dir_guard::Mark;
-use verbatim_engine::connection::ledger::Item;
+use verbatim_engine::connection::dir_guard::WorkItem;
+use verbatim_engine::connection::ledger::ItemKey;
 use verbatim_engine::local_io::delta_source::Basis;
 use verbatim_engine::local_io::waker::Waker;
 use verbatim_engine::model::report::SkipReason;
@@ -30,61 +30,61 @@ const CHANGES_MAX: usize = 16;
 
 /// Things to make, and files behind them, gathered for one message.
 #[derive(Default)]
-struct Gathered {
-    makes: Vec<(NewEntry, (Mark, String))>,
-    files: Vec<(Mark, Upload)>,
+struct EntryBatch {
+    makes: Vec<(NewEntry, (WorkItem, String))>,
+    files: Vec<(WorkItem, Upload)>,
 }
 
 /// What a mirror does at its target, and what waits for it.
 pub(crate) struct Apply {
-    gathered: Gathered,
+    entry_batch: EntryBatch,
     /// Changes that the server was asked for.
-    changing: HashMap<u32, Vec<Asked>>,
+    requested: HashMap<u32, Vec<PendingChange>>,
     /// Changes to ask for.
-    changes: Vec<(Edit, Asked)>,
-    deeds: Deeds,
+    changes: Vec<(Edit, PendingChange)>,
+    local_ops: LocalOps,
 }
 
 impl Apply {
     pub fn new(waker: &Waker) -> Self {
         Self {
-            gathered: Gathered::default(),
-            changing: HashMap::new(),
+            entry_batch: EntryBatch::default(),
+            requested: HashMap::new(),
             changes: Vec::new(),
-            deeds: Deeds::new(waker),
+            local_ops: LocalOps::new(waker),
         }
     }
 
     /// Steps that are not done yet.
     pub fn queued(&self) -> usize {
-        let changing = self.changing.values().map(Vec::len).sum::<usize>();
-        let gathered = self.gathered.makes.len() + self.gathered.files.len();
-        self.changes.len() + changing + gathered + self.deeds.len()
+        let requested = self.requested.values().map(Vec::len).sum::<usize>();
+        let entry_batch = self.entry_batch.makes.len() + self.entry_batch.files.len();
+        self.changes.len() + requested + entry_batch + self.local_ops.len()
     }
 
     pub fn is_idle(&self) -> bool {
-        self.queued() == 0 && self.changing.is_empty() && self.deeds.is_idle()
+        self.queued() == 0 && self.requested.is_empty() && self.local_ops.is_idle()
     }
 
     /// Whether the server was asked for changes and has not answered.
     pub fn awaits(&self) -> bool {
-        !self.changing.is_empty()
+        !self.requested.is_empty()
     }
 
     /// Whether a job changes something at a target on this machine.
-    pub fn is_at_work(&self) -> bool {
-        self.deeds.is_busy()
+    pub fn is_applying_locally(&self) -> bool {
+        self.local_ops.is_busy()
     }
 
     /// Has all done that waits: by jobs on this machine, or by the server.
     pub fn pump(&mut self, engine: &mut Engine, spec: &Spec, transfer: &mut Transfer) {
         self.send_changes(engine);
-        transfer.queue_downloads(engine, self.deeds.pump(spec));
+        transfer.queue_downloads(engine, self.local_ops.pump(spec));
     }
 
     /// Takes the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine, spec: &Spec, transfer: &mut Transfer) {
-        let files = self.deeds.take_answers(engine, spec);
+        let files = self.local_ops.take_answers(engine, spec);
         transfer.queue_downloads(engine, files);
     }
 
@@ -96,32 +96,32 @@ impl Apply {
         request: u32,
         answers: Vec<Result<(), Fault>>,
     ) {
-        let asked = self.changing.remove(&request);
-        match asked.filter(|asked| asked.len() == answers.len()) {
-            Some(asked) => {
-                for (asked, answer) in asked.into_iter().zip(answers) {
-                    asked.answered(engine, spec, answer);
+        let pending = self.requested.remove(&request);
+        match pending.filter(|pending| pending.len() == answers.len()) {
+            Some(pending) => {
+                for (pending, answer) in pending.into_iter().zip(answers) {
+                    pending.finish(engine, spec, answer);
                 }
             }
-            None => engine.unasked("changes"),
+            None => engine.protocol_violation("changes"),
         }
     }
 
     /// Does a step now.
-    pub fn do_step(
+    pub fn apply_step(
         &mut self,
         engine: &mut Engine,
         spec: &Spec,
-        likely: &Likely,
-        refused: bool,
+        candidates: &DeltaCandidates,
+        deletes_refused: bool,
         what: What,
     ) {
         let (item, label) = (spec.item(what.path()), spec.shown(what.path()));
         // What was done, and is not equal now, is done again: it may have been in another tree.
         if let What::Fetch { node, .. } = &what {
-            engine.outcomes().ledger().again(item, node.size);
+            engine.outcomes().ledger().forget_done(item, node.size);
         }
-        if engine.outcomes().ledger().is_over(item)
+        if engine.outcomes().ledger().is_finished(item)
             && matches!(what, What::Fetch { .. } | What::Refuse { .. })
         {
             return;
@@ -134,7 +134,9 @@ impl Apply {
                 return engine.outcomes().skipped(item, label, SkipReason::Special);
             }
             // What was in its place is still there.
-            What::Fetch { late: true, .. } | What::Symlink { late: true, .. } if refused => {
+            What::Fetch { late: true, .. } | What::Symlink { late: true, .. }
+                if deletes_refused =>
+            {
                 let fault = Fault::new(Code::IsFolder, "a folder is in its place");
                 return engine.outcomes().failed(item, label, fault);
             }
@@ -146,55 +148,55 @@ impl Apply {
             }
             _ => {}
         }
-        match (spec.of.way, spec.of.folder.clone()) {
-            (Way::Up, Some(folder)) => {
-                let basis = basis_of(likely, &what);
-                self.do_up(engine, spec, &folder, what, basis, (item, label));
+        match (spec.mirror.direction, spec.mirror.folder.clone()) {
+            (Direction::Up, Some(folder)) => {
+                let basis = basis_of(candidates, &what);
+                self.apply_remotely(engine, spec, &folder, what, basis, (item, label));
             }
-            (Way::Down, Some(folder)) => {
-                let basis = basis_of(likely, &what);
-                self.do_down(engine, spec, &folder, what, basis, (item, label));
+            (Direction::Down, Some(folder)) => {
+                let basis = basis_of(candidates, &what);
+                self.apply_locally(engine, spec, &folder, what, basis, (item, label));
             }
             (_, None) => {}
         }
     }
 
-    fn do_down(
+    fn apply_locally(
         &mut self,
         engine: &mut Engine,
         spec: &Spec,
         folder: &Arc<Folder>,
         what: What,
         basis: Option<Basis>,
-        (item, label): (Item, String),
+        (item, label): (ItemKey, String),
     ) {
         if let What::Fetch { node, .. } = what {
-            let remote = match spec.of.remote.join(&node.path).checked() {
+            let remote = match spec.mirror.remote.join(&node.path).checked() {
                 Ok(remote) => remote,
                 Err(fault) => return engine.outcomes().failed(item, label, fault),
             };
             let (folder, size, mtime_ns) = (folder.clone(), node.size, node.meta.mtime_ns);
             let local = node.path;
             let download = Download { remote, folder, local, size, mtime_ns, label, basis };
-            return self.deeds.push_file(Mark::alone(item), download);
+            return self.local_ops.push_file(WorkItem::unguarded(item), download);
         }
         let gone = match &what {
             What::Delete { path, is_folder } => Some((path.clone(), *is_folder)),
             _ => None,
         };
-        self.deeds.push(Deed::Step(what), Asked { item, label, gone });
+        self.local_ops.push(LocalOp::Step(what), PendingChange { item, label, gone });
     }
 
-    fn do_up(
+    fn apply_remotely(
         &mut self,
         engine: &mut Engine,
         spec: &Spec,
         folder: &Arc<Folder>,
         what: What,
         basis: Option<Basis>,
-        (item, label): (Item, String),
+        (item, label): (ItemKey, String),
     ) {
-        let below = |path: &WirePath| spec.of.remote.join(path).checked();
+        let below = |path: &WirePath| spec.mirror.remote.join(path).checked();
         let path = match below(what.path()) {
             Ok(path) => path,
             Err(fault) => return engine.outcomes().failed(item, label, fault),
@@ -202,31 +204,31 @@ impl Apply {
         let mut gone = None;
         let change = match what {
             What::Fetch { node, .. } => {
-                let basis = basis.map(|Basis { paths, guess }| {
+                let basis = basis.map(|Basis { paths, fuzzy }| {
                     let paths = paths.iter().filter_map(|path| below(path).ok()).collect();
-                    Basis { paths, guess }
+                    Basis { paths, fuzzy }
                 });
                 let source = UploadSource::Below(folder.clone(), node.path);
                 let (remote, size, mtime_ns) = (path, node.size, node.meta.mtime_ns);
                 let upload = Upload { source, remote, size, mtime_ns, label, basis };
-                return self.gathered.files.push((Mark::alone(item), upload));
+                return self.entry_batch.files.push((WorkItem::unguarded(item), upload));
             }
             What::MakeFolder { replace, .. } => {
-                return self.gather(new_folder(path, replace), item, label);
+                return self.add_entry(new_folder(path, replace), item, label);
             }
-            What::OpenUp { .. } => return self.gather(new_folder(path, false), item, label),
+            What::OpenUp { .. } => return self.add_entry(new_folder(path, false), item, label),
             What::Symlink { node, .. } => {
                 let Node { kind, meta, .. } = *node;
                 let (force, mode, unfinished) = (false, meta.mode, false);
                 let meta = Some(Box::new(meta));
                 let entry = NewEntry { path, kind, force, mode, meta, unfinished };
-                return self.gather(entry, item, label);
+                return self.add_entry(entry, item, label);
             }
             What::Describe { node } | What::Finish { node } => {
                 let Node { kind, meta, .. } = *node;
-                let (aside, meta) = (spec.of.aside.is_some(), Box::new(meta));
+                let (atomic_target, meta) = (spec.mirror.atomic_target.is_some(), Box::new(meta));
                 match kind {
-                    EntryKind::File if aside => Edit::Own { path, meta },
+                    EntryKind::File if atomic_target => Edit::Own { path, meta },
                     _ => Edit::Describe { path, meta },
                 }
             }
@@ -240,37 +242,37 @@ impl Apply {
             }
             What::Revert { .. } | What::Skip { .. } | What::Refuse { .. } => return,
         };
-        self.changes.push((change, Asked { item, label, gone }));
+        self.changes.push((change, PendingChange { item, label, gone }));
     }
 
-    fn gather(&mut self, entry: NewEntry, item: Item, label: String) {
-        self.gathered.makes.push((entry, (Mark::alone(item), label)));
+    fn add_entry(&mut self, entry: NewEntry, item: ItemKey, label: String) {
+        self.entry_batch.makes.push((entry, (WorkItem::unguarded(item), label)));
     }
 
     /// Has the server make what was gathered, and the files behind it sent.
     pub fn flush_makes(&mut self, engine: &mut Engine, transfer: &mut Transfer) {
-        let Gathered { makes, files } = std::mem::take(&mut self.gathered);
+        let EntryBatch { makes, files } = std::mem::take(&mut self.entry_batch);
         if !makes.is_empty() || !files.is_empty() {
             transfer.make(engine, makes, files);
         }
     }
 
     /// Removes what an interrupted copy left, unless somebody is at it.
-    pub fn do_sweep(&mut self, spec: &Spec, path: WirePath) {
+    pub fn sweep_leftover(&mut self, spec: &Spec, path: WirePath) {
         let (item, label) = (spec.item(&path), spec.shown(&path));
-        let asked = Asked { item, label, gone: None };
-        if spec.of.way == Way::Down {
-            self.deeds.push(Deed::Sweep(path), asked);
-        } else if let Ok(path) = spec.of.remote.join(&path).checked() {
-            self.changes.push((Edit::Sweep { path }, asked));
+        let pending = PendingChange { item, label, gone: None };
+        if spec.mirror.direction == Direction::Down {
+            self.local_ops.push(LocalOp::Sweep(path), pending);
+        } else if let Ok(path) = spec.mirror.remote.join(&path).checked() {
+            self.changes.push((Edit::Sweep { path }, pending));
         }
     }
 
     /// Asks the server for changes, as many at a time as it takes.
     fn send_changes(&mut self, engine: &mut Engine) {
-        while self.changing.len() < CHANGES_MAX && !self.changes.is_empty() {
+        while self.requested.len() < CHANGES_MAX && !self.changes.is_empty() {
             let mut bytes = 0;
-            let fits = |(change, _): &&(Edit, Asked)| {
+            let fits = |(change, _): &&(Edit, PendingChange)| {
                 bytes += change.weight();
                 bytes < FRAME_BYTES_MAX / 2
             };
@@ -278,7 +280,7 @@ impl Apply {
             let batch = self.changes.drain(..count.max(1));
             let (edits, labels) = batch.unzip();
             let request = engine.request();
-            self.changing.insert(request, labels);
+            self.requested.insert(request, labels);
             let change = MirrorRequest::Edit { request, edits };
             engine.send(ClientMessage::Mirror(change));
         }
@@ -286,9 +288,9 @@ impl Apply {
 }
 
 /// The file of the target that a step which copies is compared with.
-fn basis_of(likely: &Likely, what: &What) -> Option<Basis> {
+fn basis_of(candidates: &DeltaCandidates, what: &What) -> Option<Basis> {
     match what {
-        What::Fetch { node, there, .. } => likely.basis(node, *there),
+        What::Fetch { node, there, .. } => candidates.basis(node, *there),
         _ => None,
     }
 }

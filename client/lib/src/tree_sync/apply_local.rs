@@ -3,11 +3,11 @@
 //! meanwhile. Files wait for the page before them, which makes their folders.
 //! Owns what waits; `apply` adds to it and takes what became of it.
 
-use crate::tree_sync::report::Asked;
-use crate::tree_sync::spec::{Aside, Spec};
+use crate::tree_sync::report::PendingChange;
+use crate::tree_sync::spec::{AtomicTarget, Spec};
 use std::sync::Arc;
 use verbatim_engine::connection::Engine;
-use verbatim_engine::connection::dir_guard::Mark;
+use verbatim_engine::connection::dir_guard::WorkItem;
 use verbatim_engine::connection::jobs::Jobs;
 use verbatim_engine::local_io::waker::Waker;
 use verbatim_engine::transfer::download::Download;
@@ -18,36 +18,36 @@ use verbatim_proto::plan::What;
 use verbatim_proto::{Dropped, Fault, WirePath};
 
 /// Something to do at the target.
-pub(crate) enum Deed {
+pub(crate) enum LocalOp {
     Step(What),
     /// Remove what an interrupted copy left, unless somebody is at it.
     Sweep(WirePath),
 }
 
 /// What waits to be done, in order. No more is added than a mirror may have to do at a time.
-pub(crate) struct Deeds {
-    steps: Vec<(Deed, Asked)>,
-    files: Vec<(Mark, Download)>,
+pub(crate) struct LocalOps {
+    steps: Vec<(LocalOp, PendingChange)>,
+    files: Vec<(WorkItem, Download)>,
     /// The files behind what a job is doing; none while there is no job.
-    behind: Option<Vec<(Mark, Download)>>,
-    jobs: Jobs<DeedsDone>,
+    files_after_job: Option<Vec<(WorkItem, Download)>>,
+    jobs: Jobs<LocalOpResults>,
 }
 
-impl Deeds {
+impl LocalOps {
     pub fn new(waker: &Waker) -> Self {
-        Self { steps: Vec::new(), files: Vec::new(), behind: None, jobs: Jobs::new(waker) }
+        Self { steps: Vec::new(), files: Vec::new(), files_after_job: None, jobs: Jobs::new(waker) }
     }
 
-    pub fn push(&mut self, deed: Deed, asked: Asked) {
-        self.steps.push((deed, asked));
+    pub fn push(&mut self, op: LocalOp, pending: PendingChange) {
+        self.steps.push((op, pending));
     }
 
-    pub fn push_file(&mut self, mark: Mark, download: Download) {
-        self.files.push((mark, download));
+    pub fn push_file(&mut self, work_item: WorkItem, download: Download) {
+        self.files.push((work_item, download));
     }
 
     pub fn len(&self) -> usize {
-        self.steps.len() + self.files.len() + self.behind.as_ref().map_or(0, Vec::len)
+        self.steps.len() + self.files.len() + self.files_after_job.as_ref().map_or(0, Vec::len)
     }
 
     pub fn is_idle(&self) -> bool {
@@ -56,13 +56,13 @@ impl Deeds {
 
     /// Whether a job is at it.
     pub fn is_busy(&self) -> bool {
-        self.behind.is_some()
+        self.files_after_job.is_some()
     }
 
     /// Has all that waits done, unless a job is at what was before it. Returns the files that
     /// wait for no folder.
-    pub fn pump(&mut self, spec: &Spec) -> Vec<(Mark, Download)> {
-        let (Some(folder), false) = (spec.of.folder.clone(), self.is_busy()) else {
+    pub fn pump(&mut self, spec: &Spec) -> Vec<(WorkItem, Download)> {
+        let (Some(folder), false) = (spec.mirror.folder.clone(), self.is_busy()) else {
             return Vec::new();
         };
         let files = std::mem::take(&mut self.files);
@@ -70,36 +70,37 @@ impl Deeds {
             return files;
         }
         let steps = std::mem::take(&mut self.steps);
-        self.behind = Some(files);
-        let (rules, aside) = (spec.of.rules, spec.of.aside.clone());
+        self.files_after_job = Some(files);
+        let (rules, atomic_target) = (spec.mirror.rules, spec.mirror.atomic_target.clone());
         self.jobs.run(move || {
             let mut dropped = Dropped::default();
-            let stage = match &aside {
-                Some(Aside::Here(stage)) => Some(&**stage),
+            let stage = match &atomic_target {
+                Some(AtomicTarget::Local(stage)) => Some(&**stage),
                 _ => None,
             };
-            let mut perform =
-                |deed| perform(&folder, &rules, stage, deed).map(|lost| dropped += lost);
-            let done = steps.into_iter().map(|(deed, asked)| (asked, perform(deed))).collect();
-            DeedsDone(done, dropped)
+            let mut perform = |op| perform(&folder, &rules, stage, op).map(|lost| dropped += lost);
+            let done = steps.into_iter().map(|(op, pending)| (pending, perform(op))).collect();
+            LocalOpResults(done, dropped)
         });
         Vec::new()
     }
 
     /// Takes the answer of the job, if it is there. Returns the files behind its page, which may
     /// come now.
-    pub fn take_answers(&mut self, engine: &mut Engine, spec: &Spec) -> Vec<(Mark, Download)> {
-        let Some(DeedsDone(answers, dropped)) = self.jobs.next_answer() else { return Vec::new() };
+    pub fn take_answers(&mut self, engine: &mut Engine, spec: &Spec) -> Vec<(WorkItem, Download)> {
+        let Some(LocalOpResults(answers, dropped)) = self.jobs.next_answer() else {
+            return Vec::new();
+        };
         engine.outcomes().ledger().summary.dropped += dropped;
-        for (asked, answer) in answers {
-            asked.answered(engine, spec, answer);
+        for (pending, answer) in answers {
+            pending.finish(engine, spec, answer);
         }
-        self.behind.take().unwrap_or_default()
+        self.files_after_job.take().unwrap_or_default()
     }
 }
 
 /// What became of a page, and what of metadata was not kept.
-struct DeedsDone(Vec<(Asked, Result<(), Fault>)>, Dropped);
+struct LocalOpResults(Vec<(PendingChange, Result<(), Fault>)>, Dropped);
 
 /// Does one of them; what may be shared with another tree is made its own before it changes.
 /// Says what of metadata was not kept.
@@ -107,11 +108,11 @@ fn perform(
     folder: &Arc<Folder>,
     rules: &Rules,
     stage: Option<&Stage>,
-    deed: Deed,
+    op: LocalOp,
 ) -> Result<Dropped, Fault> {
-    let what = match deed {
-        Deed::Step(what) => what,
-        Deed::Sweep(path) => {
+    let what = match op {
+        LocalOp::Step(what) => what,
+        LocalOp::Sweep(path) => {
             let swept = match stage {
                 Some(stage) => stage.revert(folder, &path, &path),
                 None => folder.sweep(&path),

@@ -12,14 +12,14 @@ use verbatim_proto::{Digest, Node, Resolution, WirePath};
 const FILES_MAX: usize = 1 << 16;
 
 /// Files of one size that are looked at.
-const LOOKS_MAX: usize = 64;
+const COMPARED_MAX: usize = 64;
 
 /// Files of one size that are tried for a file of which nothing else is known.
 const GUESSES_MAX: usize = 8;
 
 /// What the target has.
 #[derive(Default)]
-pub(crate) struct Likely {
+pub(crate) struct DeltaCandidates {
     files: BTreeMap<(u64, i64), Candidate>,
     /// How finely its times are kept.
     resolution: Resolution,
@@ -32,7 +32,7 @@ struct Candidate {
     digest: Option<Digest>,
 }
 
-impl Likely {
+impl DeltaCandidates {
     /// Of a target that keeps times so finely.
     pub fn new(resolution: Resolution) -> Self {
         Self { resolution, ..Self::default() }
@@ -62,7 +62,7 @@ impl Likely {
         let own = there.then(|| node.path.clone());
         let of_size = self.files.range((node.size, i64::MIN)..=(node.size, i64::MAX));
         let others = || {
-            let of_size = of_size.clone().take(LOOKS_MAX);
+            let of_size = of_size.clone().take(COMPARED_MAX);
             of_size.filter(|(_, other)| other.path != node.path)
         };
         let known = |other: &Candidate| node.digest.is_some() && node.digest == other.digest;
@@ -76,15 +76,15 @@ impl Likely {
         let exact = exact.filter(|of| of.1.path != node.path && same(of));
         if let Some(found) = exact.or_else(|| others().find(same)).map(path) {
             let paths = [Some(found), own].into_iter().flatten().collect();
-            return Some(Basis { paths, guess: true });
+            return Some(Basis { paths, fuzzy: true });
         }
         if let Some(own) = own {
-            return Some(Basis { paths: vec![own], guess: false });
+            return Some(Basis { paths: vec![own], fuzzy: false });
         }
         // Where digests tell, nothing else of this size has its content.
         let any = others().filter(|_| node.digest.is_none()).take(GUESSES_MAX);
         let paths: Vec<WirePath> = any.map(path).collect();
-        (!paths.is_empty()).then_some(Basis { paths, guess: true })
+        (!paths.is_empty()).then_some(Basis { paths, fuzzy: true })
     }
 }
 
@@ -100,17 +100,17 @@ mod tests {
         Node { path, kind: EntryKind::File, size, meta, twin: None, digest }
     }
 
-    fn likely(nodes: &[Node]) -> Likely {
-        let mut likely = Likely::default();
-        nodes.iter().for_each(|node| likely.note(node));
-        likely
+    fn candidates(nodes: &[Node]) -> DeltaCandidates {
+        let mut candidates = DeltaCandidates::default();
+        nodes.iter().for_each(|node| candidates.note(node));
+        candidates
     }
 
-    fn of(likely: &Likely, node: &Node, there: bool) -> Option<(String, bool)> {
+    fn of(candidates: &DeltaCandidates, node: &Node, there: bool) -> Option<(String, bool)> {
         let shown = |paths: Vec<WirePath>| paths.iter().map(WirePath::to_string).collect();
-        let basis = likely.basis(node, there)?;
+        let basis = candidates.basis(node, there)?;
         let names: Vec<String> = shown(basis.paths);
-        Some((names.join(" "), basis.guess))
+        Some((names.join(" "), basis.fuzzy))
     }
 
     const SIZE: u64 = BASIS_BYTES_MIN;
@@ -118,45 +118,49 @@ mod tests {
     #[test]
     fn a_file_that_moved_is_found_by_its_time_and_one_that_was_copied_by_its_size() {
         let target = [node("a", SIZE, 5, None), node("b", SIZE, 6, None), node("c", 9, 6, None)];
-        let likely = likely(&target);
+        let candidates = candidates(&target);
         let guess = |name: &str| Some((name.to_owned(), true));
-        assert_eq!(of(&likely, &node("z", SIZE, 6, None), false), guess("b"));
-        assert_eq!(of(&likely, &node("z", SIZE, 7, None), false), guess("a b"));
-        assert_eq!(of(&likely, &node("z", SIZE + 1, 6, None), false), None);
-        assert_eq!(of(&likely, &node("z", 9, 6, None), false), None, "too small to pay");
+        assert_eq!(of(&candidates, &node("z", SIZE, 6, None), false), guess("b"));
+        assert_eq!(of(&candidates, &node("z", SIZE, 7, None), false), guess("a b"));
+        assert_eq!(of(&candidates, &node("z", SIZE + 1, 6, None), false), None);
+        assert_eq!(of(&candidates, &node("z", 9, 6, None), false), None, "too small to pay");
         let own = Some(("b".to_owned(), false));
-        assert_eq!(of(&likely, &node("b", SIZE, 7, None), true), own, "what it replaces");
-        assert_eq!(of(&likely, &node("b", SIZE, 5, None), true), guess("a b"), "it took a's place");
+        assert_eq!(of(&candidates, &node("b", SIZE, 7, None), true), own, "what it replaces");
+        assert_eq!(
+            of(&candidates, &node("b", SIZE, 5, None), true),
+            guess("a b"),
+            "it took a's place"
+        );
     }
 
     #[test]
     fn a_file_that_moved_is_found_by_what_the_target_keeps_of_its_time() {
-        let mut likely = Likely::new(Resolution::Second);
+        let mut candidates = DeltaCandidates::new(Resolution::Second);
         for (name, seconds) in [("a", 5), ("b", 6)] {
-            likely.note(&node(name, SIZE, seconds * 1_000_000_000, None));
+            candidates.note(&node(name, SIZE, seconds * 1_000_000_000, None));
         }
         let new = node("z", SIZE, 6_987_654_321, None);
-        assert_eq!(of(&likely, &new, false), Some(("b".into(), true)));
+        assert_eq!(of(&candidates, &new, false), Some(("b".into(), true)));
     }
 
     #[test]
     fn where_digests_are_known_they_alone_tell() {
-        let likely = likely(&[node("a", SIZE, 5, Some(1)), node("b", SIZE, 6, Some(2))]);
+        let candidates = candidates(&[node("a", SIZE, 5, Some(1)), node("b", SIZE, 6, Some(2))]);
         let new = |mtime, digest| node("z", SIZE, mtime, Some(digest));
-        assert_eq!(of(&likely, &new(9, 2), false), Some(("b".into(), true)));
-        assert_eq!(of(&likely, &new(5, 2), false), Some(("b".into(), true)));
-        assert_eq!(of(&likely, &new(5, 3), false), None);
+        assert_eq!(of(&candidates, &new(9, 2), false), Some(("b".into(), true)));
+        assert_eq!(of(&candidates, &new(5, 2), false), Some(("b".into(), true)));
+        assert_eq!(of(&candidates, &new(5, 3), false), None);
     }
 
     #[test]
     fn no_more_files_are_remembered_than_there_is_room_for() {
-        let mut likely = Likely::default();
+        let mut candidates = DeltaCandidates::default();
         for time in 0..FILES_MAX as i64 + 5 {
-            likely.note(&node("x", SIZE, time, None));
+            candidates.note(&node("x", SIZE, time, None));
         }
-        assert_eq!(likely.files.len(), FILES_MAX);
-        assert!(likely.may_learn(&node("y", SIZE, 0, None)));
-        likely.complete = true;
-        assert!(!likely.may_learn(&node("y", SIZE, 0, None)), "all is known");
+        assert_eq!(candidates.files.len(), FILES_MAX);
+        assert!(candidates.may_learn(&node("y", SIZE, 0, None)));
+        candidates.complete = true;
+        assert!(!candidates.may_learn(&node("y", SIZE, 0, None)), "all is known");
     }
 }

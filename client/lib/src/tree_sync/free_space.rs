@@ -4,7 +4,7 @@
 //! all else is copied the leftovers are removed, and the trees are compared once more.
 //! Never removes what the target has. Called by the phases in `mod.rs`.
 
-use crate::tree_sync::spec::Aside;
+use crate::tree_sync::spec::AtomicTarget;
 use crate::tree_sync::{Phase, TreeSync};
 use verbatim_engine::connection::Engine;
 use verbatim_proto::Fault;
@@ -12,45 +12,48 @@ use verbatim_proto::plan::What;
 
 /// How far a mirror is with that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Clearing {
+pub(crate) enum LeftoverRemoval {
     /// Nothing was removed yet.
     #[default]
-    Not,
+    NotStarted,
     /// Leftovers are being removed.
-    Begun,
+    Running,
     /// They were, and the trees are compared again: what does not fit now has failed.
     Done,
 }
 
 impl TreeSync {
     /// Removes what interrupted runs left, and begins anew, if that may help; else goes on.
-    pub(super) fn clear(&mut self, engine: &mut Engine) -> Result<(), Fault> {
-        if self.clearing == Clearing::Not && self.may_clear(engine) {
-            tracing::info!(target = self.spec.of.target, "no space: leftovers are removed first");
-            self.clearing = Clearing::Begun;
+    pub(super) fn free_space(&mut self, engine: &mut Engine) -> Result<(), Fault> {
+        if self.leftover_removal == LeftoverRemoval::NotStarted && self.may_clear(engine) {
+            tracing::info!(
+                target = self.spec.mirror.target,
+                "no space: leftovers are removed first"
+            );
+            self.leftover_removal = LeftoverRemoval::Running;
         }
-        if self.clearing != Clearing::Begun {
-            self.fail_held_back(engine)?;
+        if self.leftover_removal != LeftoverRemoval::Running {
+            self.fail_no_space(engine)?;
             self.phase = Phase::Linking;
         } else if !self.sweep_page()? {
-            engine.outcomes().ledger().release_held_back();
-            self.compare_again(engine);
-            self.clearing = Clearing::Done;
+            engine.outcomes().ledger().take_no_space();
+            self.restart_comparison(engine);
+            self.leftover_removal = LeftoverRemoval::Done;
         }
         Ok(())
     }
 
     /// Whether something did not fit, or too much would be deleted, and leftovers may be why.
     fn may_clear(&self, engine: &mut Engine) -> bool {
-        let is_full = engine.outcomes().ledger().held_back() > 0;
+        let is_full = engine.outcomes().ledger().no_space_count() > 0;
         let deletes = self.schedule.deletes.count() + self.schedule.reverts.count();
-        let (leftovers, obsolete) = match &self.spec.of.aside {
+        let (leftovers, obsolete) = match &self.spec.mirror.atomic_target {
             None => (self.scan.leftovers.count(), 0),
             // A tree that was made just now has what its target has, and nothing else.
-            Some(Aside::Here(stage)) if !stage.is_resumed() => (0, 0),
+            Some(AtomicTarget::Local(stage)) if !stage.is_resumed() => (0, 0),
             Some(_) => (self.scan.leftovers.count(), deletes),
         };
-        let refused = || self.spec.of.limit.refuses(&self.scan.diff.counts()).is_some();
+        let refused = || self.spec.mirror.limit.refuses(&self.scan.diff.counts()).is_some();
         is_full && leftovers + obsolete > 0 || obsolete > 0 && refused()
     }
 
@@ -60,24 +63,26 @@ impl TreeSync {
         let mut page = self.scan.leftovers.take_first()?;
         if page.is_empty() {
             let mut obsolete = self.schedule.reverts.take_last()?;
-            if obsolete.is_empty() && self.phase == Phase::Clearing && self.spec.of.aside.is_some()
+            if obsolete.is_empty()
+                && self.phase == Phase::Clearing
+                && self.spec.mirror.atomic_target.is_some()
             {
                 obsolete = self.schedule.deletes.take_last()?;
             }
             page.extend(obsolete.iter().map(What::path).cloned());
         }
-        self.eager = !page.is_empty();
-        page.into_iter().for_each(|path| self.apply.do_sweep(&self.spec, path));
-        Ok(self.eager)
+        self.has_more = !page.is_empty();
+        page.into_iter().for_each(|path| self.apply.sweep_leftover(&self.spec, path));
+        Ok(self.has_more)
     }
 
     /// What did not fit has failed.
-    fn fail_held_back(&mut self, engine: &mut Engine) -> Result<(), Fault> {
-        let Some(mut held_back) = engine.outcomes().ledger().release_held_back() else {
+    fn fail_no_space(&mut self, engine: &mut Engine) -> Result<(), Fault> {
+        let Some(mut no_space) = engine.outcomes().ledger().take_no_space() else {
             return Ok(());
         };
         loop {
-            let page = held_back.take_first()?;
+            let page = no_space.take_first()?;
             if page.is_empty() {
                 return Ok(());
             }

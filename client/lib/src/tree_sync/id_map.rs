@@ -4,7 +4,7 @@
 //! number that has no name there, or whose name is unknown here, stays as it is, and
 //! so do root and what would become root's. Used by `scan_both` for every page.
 
-use crate::tree_sync::spec::{Spec, Way};
+use crate::tree_sync::spec::{Direction, Spec};
 use verbatim_engine::connection::Engine;
 use verbatim_engine::connection::jobs::Jobs;
 use verbatim_engine::local_io::waker::Waker;
@@ -17,8 +17,8 @@ use verbatim_proto::tree::Found;
 
 /// Looks up the owners of pages of a source at the target, one page at a time.
 pub(crate) struct IdMap {
-    parked: Option<Parked>,
-    jobs: Jobs<Looked>,
+    waiting: Option<WaitingPage>,
+    jobs: Jobs<LookupResult>,
 }
 
 /// A page of the source.
@@ -28,7 +28,7 @@ pub(crate) struct SourcePage {
 }
 
 /// A page of the source that waits, and the owners that it waits for.
-struct Parked {
+struct WaitingPage {
     page: SourcePage,
     owners: Vec<Owner>,
     /// The request to the server, if it is its turn.
@@ -36,35 +36,36 @@ struct Parked {
 }
 
 /// What a job found out about owners.
-enum Looked {
+enum LookupResult {
     Names(Vec<Option<String>>),
     Numbers(Vec<Option<u32>>),
 }
 
 impl IdMap {
     pub fn new(waker: &Waker) -> Self {
-        Self { parked: None, jobs: Jobs::new(waker) }
+        Self { waiting: None, jobs: Jobs::new(waker) }
     }
 
     /// Whether a page waits for its owners.
     pub fn is_waiting(&self) -> bool {
-        self.parked.is_some()
+        self.waiting.is_some()
     }
 
     /// Whether the server was asked and has not answered.
     pub fn awaits_server(&self) -> bool {
-        self.parked.as_ref().is_some_and(|parked| parked.request.is_some())
+        self.waiting.as_ref().is_some_and(|waiting| waiting.request.is_some())
     }
 
     /// Whether the server was asked this of so many owners.
     pub fn awaits(&self, request: u32, count: usize) -> bool {
-        let asked =
-            |parked: &Parked| parked.request == Some(request) && parked.owners.len() == count;
-        self.parked.as_ref().is_some_and(asked)
+        let asked = |waiting: &WaitingPage| {
+            waiting.request == Some(request) && waiting.owners.len() == count
+        };
+        self.waiting.as_ref().is_some_and(asked)
     }
 
     /// Has a page wait where an owner is not known yet; gives back one that need not.
-    pub fn park(
+    pub fn resolve_owners(
         &mut self,
         engine: &mut Engine,
         spec: &Spec,
@@ -76,21 +77,21 @@ impl IdMap {
             return Some(page);
         }
         let asked = owners.clone();
-        let request = match spec.of.way {
-            Way::Down => {
+        let request = match spec.mirror.direction {
+            Direction::Down => {
                 let request = engine.request();
                 let ask = MirrorRequest::NamesOf { request, owners: asked };
                 engine.send(ClientMessage::Mirror(ask));
                 Some(request)
             }
-            Way::Up => {
+            Direction::Up => {
                 // An account that cannot be looked up keeps its number.
                 let look = move || Accounts::read().unwrap_or_default().names_of(&asked);
-                self.jobs.run(move || Looked::Names(look()));
+                self.jobs.run(move || LookupResult::Names(look()));
                 None
             }
         };
-        self.parked = Some(Parked { page, owners, request });
+        self.waiting = Some(WaitingPage { page, owners, request });
         None
     }
 
@@ -102,8 +103,8 @@ impl IdMap {
         ids: &mut IdTranslation,
     ) -> Option<SourcePage> {
         match self.jobs.next_answer()? {
-            Looked::Names(names) => self.named(engine, spec, ids, names),
-            Looked::Numbers(numbers) => self.numbered(ids, numbers),
+            LookupResult::Names(names) => self.named(engine, spec, ids, names),
+            LookupResult::Numbers(numbers) => self.numbered(ids, numbers),
         }
     }
 
@@ -116,9 +117,9 @@ impl IdMap {
         ids: &mut IdTranslation,
         names: Vec<Option<String>>,
     ) -> Option<SourcePage> {
-        let parked = self.parked.as_mut()?;
+        let waiting = self.waiting.as_mut()?;
         let (mut owners, mut wanted) = (Vec::new(), Vec::new());
-        for (owner, name) in std::mem::take(&mut parked.owners).into_iter().zip(names) {
+        for (owner, name) in std::mem::take(&mut waiting.owners).into_iter().zip(names) {
             match name {
                 Some(name) => {
                     owners.push(owner);
@@ -127,18 +128,18 @@ impl IdMap {
                 None => ids.learn(owner, None),
             }
         }
-        (parked.owners, parked.request) = (owners, None);
+        (waiting.owners, waiting.request) = (owners, None);
         if wanted.is_empty() {
             return self.numbered(ids, Vec::new());
         }
-        match spec.of.way {
-            Way::Down => {
+        match spec.mirror.direction {
+            Direction::Down => {
                 let look = move || Accounts::read().unwrap_or_default().numbers_of(&wanted);
-                self.jobs.run(move || Looked::Numbers(look()));
+                self.jobs.run(move || LookupResult::Numbers(look()));
             }
-            Way::Up => {
+            Direction::Up => {
                 let request = engine.request();
-                parked.request = Some(request);
+                waiting.request = Some(request);
                 let ask = MirrorRequest::NumbersOf { request, names: wanted };
                 engine.send(ClientMessage::Mirror(ask));
             }
@@ -152,7 +153,7 @@ impl IdMap {
         ids: &mut IdTranslation,
         numbers: Vec<Option<u32>>,
     ) -> Option<SourcePage> {
-        let Parked { page, owners, .. } = self.parked.take()?;
+        let WaitingPage { page, owners, .. } = self.waiting.take()?;
         for (owner, number) in owners.into_iter().zip(numbers) {
             ids.learn(owner, number);
         }
@@ -162,6 +163,6 @@ impl IdMap {
 
 /// Owners of a page of the source that have to be asked for.
 pub(crate) fn unknown_owners(spec: &Spec, ids: &IdTranslation, found: &[Found]) -> Vec<Owner> {
-    let by_name = spec.of.by_name && spec.of.rules.give_away;
+    let by_name = spec.mirror.by_name && spec.mirror.rules.give_away;
     if by_name { ids.unknown(found) } else { Vec::new() }
 }

@@ -22,15 +22,15 @@ mod schedule;
 pub mod spec;
 
 use crate::tree_sync::apply::Apply;
-use crate::tree_sync::free_space::Clearing;
-use crate::tree_sync::lock_and_publish::{Held, TargetLock};
+use crate::tree_sync::free_space::LeftoverRemoval;
+use crate::tree_sync::lock_and_publish::{LockOutcome, TargetLock};
 use crate::tree_sync::report::report_step;
 use crate::tree_sync::scan_both::{ScanBoth, SidePage};
 use crate::tree_sync::schedule::Schedule;
-use crate::tree_sync::spec::{Mirror, Spec, Way};
+use crate::tree_sync::spec::{Direction, Mirror, Spec};
 use std::time::Instant;
 use verbatim_engine::connection::Engine;
-use verbatim_engine::connection::ledger::Item;
+use verbatim_engine::connection::ledger::ItemKey;
 use verbatim_engine::model::copy_policy::Task;
 use verbatim_engine::transfer::Transfer;
 use verbatim_proto::mirror::{About, MirrorReply};
@@ -51,7 +51,7 @@ const PAGES_MAX: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     /// The target is asked for; none while the answer is awaited.
-    Holding(Option<Instant>),
+    Locking(Option<Instant>),
     Comparing,
     /// New files that waited for all of the target to be seen.
     Fetching,
@@ -60,8 +60,8 @@ enum Phase {
     Linking,
     Sweeping,
     Deleting,
-    Late,
-    LinkingLate,
+    Deferred,
+    LinkingDeferred,
     Finishing,
     /// A tree takes the place of its target; whether that was begun.
     Publishing(bool),
@@ -78,54 +78,55 @@ pub(crate) struct TreeSync {
     lock: TargetLock,
     phase: Phase,
     /// Whether anything may be deleted is decided.
-    judged: bool,
+    delete_decided: bool,
     /// Nothing may be deleted.
-    refused: bool,
+    deletes_refused: bool,
     /// Whether room is made for what did not fit.
-    clearing: Clearing,
+    leftover_removal: LeftoverRemoval,
     /// There is more to do, whatever comes.
-    eager: bool,
+    has_more: bool,
 }
 
 impl TreeSync {
     /// The mirror that is the work of this number.
-    pub fn new(engine: &mut Engine, number: u32, of: Mirror) -> Self {
+    pub fn new(engine: &mut Engine, number: u32, mirror: Mirror) -> Self {
         // Whoever began the first session held the target with it; the others do it here.
         let again = engine.outcomes().ledger().summary.reconnects > 0;
-        let copies = engine.rules().task == Task::Copy;
-        let holds = again && copies && of.way == Way::Up;
+        let copies = engine.policy().task == Task::Copy;
+        let holds = again && copies && mirror.direction == Direction::Up;
         if copies {
-            engine.outcomes().ledger().hold_back();
+            engine.outcomes().ledger().defer_no_space();
         }
-        let phase = if holds { Phase::Holding(Some(Instant::now())) } else { Phase::Comparing };
+        let phase = if holds { Phase::Locking(Some(Instant::now())) } else { Phase::Comparing };
         let waker = engine.waker();
         Self {
-            scan: ScanBoth::new(&of, waker),
+            scan: ScanBoth::new(&mirror, waker),
             schedule: Schedule::default(),
             apply: Apply::new(waker),
             lock: TargetLock::new(waker),
             phase,
-            judged: false,
-            refused: false,
-            clearing: Clearing::default(),
-            eager: false,
-            spec: Spec { number, of },
+            delete_decided: false,
+            deletes_refused: false,
+            leftover_removal: LeftoverRemoval::default(),
+            has_more: false,
+            spec: Spec { number, mirror },
         }
     }
 
     /// Begins the comparison anew, behind what was removed to make room.
-    fn compare_again(&mut self, engine: &Engine) {
+    fn restart_comparison(&mut self, engine: &Engine) {
         let waker = engine.waker();
-        (self.scan, self.apply) = (ScanBoth::new(&self.spec.of, waker), Apply::new(waker));
+        (self.scan, self.apply) = (ScanBoth::new(&self.spec.mirror, waker), Apply::new(waker));
         self.schedule = Schedule::default();
-        (self.judged, self.refused, self.eager) = (false, false, false);
+        (self.delete_decided, self.deletes_refused, self.has_more) = (false, false, false);
         self.phase = Phase::Comparing;
     }
 
     /// Whether the server owes an answer.
     pub fn awaits(&self) -> bool {
-        let publishing = self.phase == Phase::Publishing(true) && self.spec.of.way == Way::Up;
-        let holding = self.phase == Phase::Holding(None);
+        let publishing =
+            self.phase == Phase::Publishing(true) && self.spec.mirror.direction == Direction::Up;
+        let holding = self.phase == Phase::Locking(None);
         holding || publishing || self.scan.awaits() || self.apply.awaits()
     }
 
@@ -134,14 +135,15 @@ impl TreeSync {
     }
 
     /// Whether there is more to do at once, whatever comes.
-    pub fn is_eager(&self) -> bool {
-        self.eager
+    pub fn has_more_work(&self) -> bool {
+        self.has_more
     }
 
     /// Whether a job changes something at a target on this machine.
-    pub fn is_at_work(&self) -> bool {
-        let publishing = self.phase == Phase::Publishing(true) && self.spec.of.way == Way::Down;
-        publishing || self.apply.is_at_work()
+    pub fn is_applying_locally(&self) -> bool {
+        let publishing =
+            self.phase == Phase::Publishing(true) && self.spec.mirror.direction == Direction::Down;
+        publishing || self.apply.is_applying_locally()
     }
 
     /// Whether more may be found.
@@ -152,15 +154,15 @@ impl TreeSync {
     /// Goes on with the mirror.
     pub fn pump(&mut self, engine: &mut Engine, transfer: &mut Transfer) {
         // Nothing new is begun in a session that is at its end.
-        if engine.broken().is_some() {
+        if engine.session_fault().is_some() {
             return;
         }
-        self.eager = false;
+        self.has_more = false;
         for _ in 0..PAGES_MAX {
             let before = self.phase;
             match self.advance(engine, transfer) {
-                Err(fault) => engine.broke(fault),
-                Ok(()) if self.phase != before || self.eager => continue,
+                Err(fault) => engine.fail_session(fault),
+                Ok(()) if self.phase != before || self.has_more => continue,
                 Ok(()) => {}
             }
             break;
@@ -177,8 +179,8 @@ impl TreeSync {
     /// The same in a session that is over: only what was begun at the target is finished.
     pub fn take_last_answers(&mut self, engine: &mut Engine, transfer: &mut Transfer) {
         self.apply.take_answers(engine, &self.spec, transfer);
-        if let Some(answer) = self.lock.published() {
-            self.published(engine, answer);
+        if let Some(answer) = self.lock.local_publish_result() {
+            self.publish_answered(engine, answer);
         }
     }
 
@@ -187,27 +189,27 @@ impl TreeSync {
     pub fn reply(&mut self, engine: &mut Engine, transfer: &mut Transfer, reply: MirrorReply) {
         let (spec, ids) = (&self.spec, &mut transfer.ids);
         match reply {
-            MirrorReply::Begun { request, answer } if self.awaits_hold(request) => {
-                self.held(engine, answer.map(|about| (about, None)));
+            MirrorReply::Begun { request, answer } if self.awaits_lock(request) => {
+                self.lock_answered(engine, answer.map(|about| (about, None)));
             }
-            MirrorReply::Staged { request, answer } if self.awaits_hold(request) => {
+            MirrorReply::Staged { request, answer } if self.awaits_lock(request) => {
                 let answer = answer.map(|staged| (staged.about, Some(staged.path)));
-                self.held(engine, answer);
+                self.lock_answered(engine, answer);
             }
-            MirrorReply::Published { request, answer } if self.awaits_place(request) => {
-                self.published(engine, answer);
+            MirrorReply::Published { request, answer } if self.awaits_publish(request) => {
+                self.publish_answered(engine, answer);
             }
             MirrorReply::Begun { .. } | MirrorReply::Staged { .. } => {
-                engine.unasked("a target that it holds");
+                engine.protocol_violation("a target that it holds");
             }
-            MirrorReply::Published { .. } => engine.unasked("a tree that is in place"),
+            MirrorReply::Published { .. } => engine.protocol_violation("a tree that is in place"),
             MirrorReply::Walked { request, found, leftovers, done } => {
                 let side = spec.side_of_remote();
                 let page = SidePage { side, found, leftovers, done };
-                self.scan.walked(engine, spec, ids, request, page);
+                self.scan.remote_page(engine, spec, ids, request, page);
             }
             MirrorReply::Alike { request, done } => {
-                self.scan.walked_alike(engine, spec, ids, request, done);
+                self.scan.remote_page_matches(engine, spec, ids, request, done);
             }
             MirrorReply::Names { request, names } => {
                 self.scan.named(engine, spec, ids, request, names);
@@ -215,29 +217,33 @@ impl TreeSync {
             MirrorReply::Numbers { request, numbers } => {
                 self.scan.numbered(engine, spec, ids, request, numbers);
             }
-            MirrorReply::Habits { .. } => engine.unasked("what it can keep"),
+            MirrorReply::Habits { .. } => engine.protocol_violation("what it can keep"),
             MirrorReply::Changed { request, answers } => {
                 self.apply.changed(engine, spec, request, answers);
             }
         }
     }
 
-    fn awaits_hold(&self, request: u32) -> bool {
-        self.phase == Phase::Holding(None) && self.lock.has_asked(request)
+    fn awaits_lock(&self, request: u32) -> bool {
+        self.phase == Phase::Locking(None) && self.lock.is_own_request(request)
     }
 
-    fn awaits_place(&self, request: u32) -> bool {
-        self.phase == Phase::Publishing(true) && self.lock.has_asked(request)
+    fn awaits_publish(&self, request: u32) -> bool {
+        self.phase == Phase::Publishing(true) && self.lock.is_own_request(request)
     }
 
     /// The server holds the target, or does not.
-    fn held(&mut self, engine: &mut Engine, answer: Result<(About, Option<WirePath>), Fault>) {
-        self.phase = match self.lock.held(engine, &mut self.spec, answer) {
-            Held::Yes => Phase::Comparing,
-            Held::Again(at) => Phase::Holding(Some(at)),
-            Held::No(fault) => {
+    fn lock_answered(
+        &mut self,
+        engine: &mut Engine,
+        answer: Result<(About, Option<WirePath>), Fault>,
+    ) {
+        self.phase = match self.lock.lock_answered(engine, &mut self.spec, answer) {
+            LockOutcome::Locked => Phase::Comparing,
+            LockOutcome::RetryAt(at) => Phase::Locking(Some(at)),
+            LockOutcome::Failed(fault) => {
                 let item = self.spec.item(&WirePath::root());
-                engine.outcomes().failed(item, self.spec.of.target.clone(), fault);
+                engine.outcomes().failed(item, self.spec.mirror.target.clone(), fault);
                 Phase::Done
             }
         };
@@ -248,35 +254,35 @@ impl TreeSync {
         let failed = engine.outcomes().ledger().summary.failed;
         if failed > 0 {
             let text = format!("{failed} not done, so the target stays as it was; run it again");
-            return self.published(engine, Err(Fault::new(Code::Limit, text)));
+            return self.publish_answered(engine, Err(Fault::new(Code::Limit, text)));
         }
         let begun = self.lock.publish(engine, &self.spec);
         self.phase = if begun { Phase::Publishing(true) } else { Phase::Done };
     }
 
     /// The tree is in place, or is not.
-    fn published(&mut self, engine: &mut Engine, answer: Result<(), Fault>) {
+    fn publish_answered(&mut self, engine: &mut Engine, answer: Result<(), Fault>) {
         self.phase = Phase::Done;
         if let Err(fault) = answer {
-            let target = self.spec.of.target.clone();
-            engine.outcomes().failed(Item::rest(u32::MAX - 1), target, fault);
+            let target = self.spec.mirror.target.clone();
+            engine.outcomes().failed(ItemKey::unscanned(u32::MAX - 1), target, fault);
         }
     }
 
     fn advance(&mut self, engine: &mut Engine, transfer: &mut Transfer) -> Result<(), Fault> {
         match self.phase {
-            Phase::Holding(Some(at)) if at <= Instant::now() => {
-                self.lock.ask(engine, &self.spec);
-                self.phase = Phase::Holding(None);
+            Phase::Locking(Some(at)) if at <= Instant::now() => {
+                self.lock.request_lock(engine, &self.spec);
+                self.phase = Phase::Locking(None);
             }
-            Phase::Holding(_) | Phase::Publishing(true) | Phase::Done => {}
+            Phase::Locking(_) | Phase::Publishing(true) | Phase::Done => {}
             Phase::Comparing => self.compare_trees(engine, transfer)?,
-            Phase::Fetching if self.load(transfer) >= QUEUE_LOW => self.eager = false,
+            Phase::Fetching if self.pending_count(transfer) >= QUEUE_LOW => self.has_more = false,
             Phase::Fetching => {
-                self.do_spooled(engine, transfer, |schedule| schedule.fresh.take_first())?
+                self.do_spooled(engine, transfer, |schedule| schedule.new_files.take_first())?
             }
-            _ if !self.is_settled(transfer) => self.eager = false,
-            Phase::Clearing => self.clear(engine)?,
+            _ if !self.is_settled(transfer) => self.has_more = false,
+            Phase::Clearing => self.free_space(engine)?,
             Phase::Linking => {
                 self.do_spooled(engine, transfer, |schedule| schedule.links.take_first())?
             }
@@ -284,13 +290,13 @@ impl TreeSync {
                 if self.schedule.deletes.count() > 0 && self.may_delete(engine) {
                     self.do_spooled(engine, transfer, |schedule| schedule.deletes.take_last())?;
                 } else {
-                    self.phase = Phase::Late;
+                    self.phase = Phase::Deferred;
                 }
             }
-            Phase::Late => {
+            Phase::Deferred => {
                 self.do_spooled(engine, transfer, |schedule| schedule.late.take_first())?
             }
-            Phase::LinkingLate => {
+            Phase::LinkingDeferred => {
                 self.do_spooled(engine, transfer, |schedule| schedule.late_links.take_first())?
             }
             Phase::Finishing => {
@@ -304,18 +310,18 @@ impl TreeSync {
 
     /// Takes steps while little is left to do.
     fn compare_trees(&mut self, engine: &mut Engine, transfer: &mut Transfer) -> Result<(), Fault> {
-        self.eager = false;
-        self.scan.hand_on(engine, &self.spec, &mut transfer.ids);
+        self.has_more = false;
+        self.scan.release_local_pages(engine, &self.spec, &mut transfer.ids);
         for steps in 1..=STEPS_MAX {
-            self.eager = steps == STEPS_MAX;
-            if self.load(transfer) >= QUEUE_LOW {
+            self.has_more = steps == STEPS_MAX;
+            if self.pending_count(transfer) >= QUEUE_LOW {
                 break;
             }
             match self.scan.diff.next_step()? {
-                Next::Step(step) => self.take_step(engine, step)?,
+                Next::Step(step) => self.schedule_step(engine, step)?,
                 Next::Need { .. } => break,
                 Next::End => {
-                    self.compared_trees(engine);
+                    self.comparison_finished(engine);
                     break;
                 }
             }
@@ -328,13 +334,13 @@ impl TreeSync {
     }
 
     /// What is found and not yet done.
-    fn load(&self, transfer: &Transfer) -> usize {
+    fn pending_count(&self, transfer: &Transfer) -> usize {
         transfer.queued() + self.apply.queued()
     }
 
     /// Does a step of which nothing was done yet, or only reports it, or keeps it for later.
-    fn take_step(&mut self, engine: &mut Engine, step: Step) -> Result<(), Fault> {
-        let copies = engine.rules().task == Task::Copy;
+    fn schedule_step(&mut self, engine: &mut Engine, step: Step) -> Result<(), Fault> {
+        let copies = engine.policy().task == Task::Copy;
         // Whether it is deleted is known when all else is done.
         if !copies || !matches!(step.what, What::Delete { .. }) {
             report_step(engine, &self.spec, &step);
@@ -342,21 +348,21 @@ impl TreeSync {
         if !copies && step.what.is_change() {
             return Ok(());
         }
-        if let Some(what) = self.schedule.keep(&self.spec, &self.scan.likely, step.what)? {
-            self.do_step(engine, what);
+        if let Some(what) = self.schedule.defer(&self.spec, &self.scan.candidates, step.what)? {
+            self.apply_step(engine, what);
         }
         Ok(())
     }
 
-    fn do_step(&mut self, engine: &mut Engine, what: What) {
-        let (spec, likely) = (&self.spec, &self.scan.likely);
-        self.apply.do_step(engine, spec, likely, self.refused, what);
+    fn apply_step(&mut self, engine: &mut Engine, what: What) {
+        let (spec, candidates) = (&self.spec, &self.scan.candidates);
+        self.apply.apply_step(engine, spec, candidates, self.deletes_refused, what);
     }
 
-    fn compared_trees(&mut self, engine: &mut Engine) {
+    fn comparison_finished(&mut self, engine: &mut Engine) {
         self.phase = Phase::Fetching;
-        engine.outcomes().ledger().looked_at(self.spec.number);
-        let chosen = self.spec.of.chosen.clone().filter(|chosen| chosen.must_be_there());
+        engine.outcomes().ledger().scan_finished(self.spec.number);
+        let chosen = self.spec.mirror.chosen.clone().filter(|chosen| chosen.must_be_there());
         let Some(chosen) = chosen else { return };
         for path in chosen.paths().filter(|path| !self.scan.has_found(path)) {
             let fault = Fault::new(Code::NotFound, "it is listed, but not in the source");
@@ -371,18 +377,18 @@ impl TreeSync {
 
     /// Whether what only the target has is deleted; says why not, once.
     fn may_delete(&mut self, engine: &mut Engine) -> bool {
-        if std::mem::replace(&mut self.judged, true) {
-            return !self.refused;
+        if std::mem::replace(&mut self.delete_decided, true) {
+            return !self.deletes_refused;
         }
         let failed = engine.outcomes().ledger().summary.failed;
         // What is only at the target may be all there is of what could not be copied.
         let uncopied = (failed > 0).then(|| format!("nothing is deleted: {failed} not done"));
-        let refused = self.spec.of.limit.refuses(&self.scan.diff.counts()).or(uncopied);
-        let Some(text) = refused else { return true };
-        self.refused = true;
+        let deletes_refused = self.spec.mirror.limit.refuses(&self.scan.diff.counts()).or(uncopied);
+        let Some(text) = deletes_refused else { return true };
+        self.deletes_refused = true;
         engine.outcomes().failed(
-            Item::rest(u32::MAX),
-            self.spec.of.target.clone(),
+            ItemKey::unscanned(u32::MAX),
+            self.spec.mirror.target.clone(),
             Fault::new(Code::Limit, text),
         );
         false
@@ -400,17 +406,19 @@ impl TreeSync {
             self.phase = match self.phase {
                 Phase::Fetching => Phase::Clearing,
                 Phase::Linking => Phase::Sweeping,
-                Phase::Deleting => Phase::Late,
-                Phase::Late => Phase::LinkingLate,
-                Phase::LinkingLate => Phase::Finishing,
-                Phase::Finishing if self.spec.of.aside.is_some() => Phase::Publishing(false),
+                Phase::Deleting => Phase::Deferred,
+                Phase::Deferred => Phase::LinkingDeferred,
+                Phase::LinkingDeferred => Phase::Finishing,
+                Phase::Finishing if self.spec.mirror.atomic_target.is_some() => {
+                    Phase::Publishing(false)
+                }
                 _ => Phase::Done,
             };
             return Ok(());
         }
-        page.into_iter().for_each(|what| self.do_step(engine, what));
+        page.into_iter().for_each(|what| self.apply_step(engine, what));
         self.apply.flush_makes(engine, transfer);
-        self.eager = true;
+        self.has_more = true;
         Ok(())
     }
 
@@ -418,7 +426,7 @@ impl TreeSync {
     /// the next run may go on with it.
     fn sweep(&mut self, engine: &mut Engine) -> Result<(), Fault> {
         let wanted =
-            engine.outcomes().ledger().summary.failed == 0 && engine.rules().task == Task::Copy;
+            engine.outcomes().ledger().summary.failed == 0 && engine.policy().task == Task::Copy;
         if !wanted || !self.sweep_page()? {
             self.phase = Phase::Deleting;
         }
@@ -426,11 +434,11 @@ impl TreeSync {
     }
 
     /// Lets go of what is unfinished, for another session or for none.
-    pub fn leave(&mut self, engine: &mut Engine) {
-        engine.outcomes().ledger().leave_held_back();
+    pub fn suspend(&mut self, engine: &mut Engine) {
+        engine.outcomes().ledger().note_no_space_unfinished();
         if !self.is_done() {
-            let (number, label) = (self.spec.number, self.spec.of.source.clone());
-            engine.outcomes().ledger().leave(Item::rest(number), label, false);
+            let (number, label) = (self.spec.number, self.spec.mirror.source.clone());
+            engine.outcomes().ledger().note_unfinished(ItemKey::unscanned(number), label, false);
         }
     }
 }

@@ -3,22 +3,22 @@
 
 use crate::tree_sync::spec::Spec;
 use verbatim_engine::connection::Engine;
-use verbatim_engine::connection::ledger::Item;
+use verbatim_engine::connection::ledger::ItemKey;
 use verbatim_engine::model::report::Altered;
 use verbatim_proto::plan::{Step, What, Why};
 use verbatim_proto::{Code, Fault, WirePath};
 
 /// A change that was asked for, of the server or of a job, and what to say of it.
-pub(crate) struct Asked {
-    pub item: Item,
+pub(crate) struct PendingChange {
+    pub item: ItemKey,
     pub label: String,
     /// What is gone when it is done, and whether it is a folder.
     pub gone: Option<(WirePath, bool)>,
 }
 
-impl Asked {
+impl PendingChange {
     /// What was asked for is done, or not.
-    pub fn answered(self, engine: &mut Engine, spec: &Spec, answer: Result<(), Fault>) {
+    pub fn finish(self, engine: &mut Engine, spec: &Spec, answer: Result<(), Fault>) {
         match (answer, self.gone) {
             (Ok(()), None) => {}
             (Ok(()), Some((path, is_folder))) => {
@@ -41,7 +41,7 @@ pub(crate) fn report_step(engine: &mut Engine, spec: &Spec, step: &Step) {
         What::Symlink { .. } => ("symlink", 0),
         What::Describe { .. } | What::Finish { .. } => ("metadata", 0),
         What::Delete { path, .. } => {
-            let item = Item::gone(spec.number, path);
+            let item = ItemKey::deletion(spec.number, path);
             return report_change(engine, item, "delete", path, &Why::GONE, 0);
         }
         What::OpenUp { .. } | What::Revert { .. } | What::Skip { .. } | What::Refuse { .. } => {
@@ -60,13 +60,13 @@ pub(crate) fn report_step(engine: &mut Engine, spec: &Spec, step: &Step) {
 
 fn report_change(
     engine: &mut Engine,
-    item: Item,
+    item: ItemKey,
     action: &'static str,
     path: &WirePath,
     why: &Why,
     bytes: u64,
 ) {
-    if !engine.outcomes().ledger().is_news(item) {
+    if !engine.outcomes().ledger().is_first_report(item) {
         return;
     }
     engine.outcomes().ledger().summary.changes += 1;

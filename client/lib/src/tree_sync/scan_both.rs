@@ -3,10 +3,10 @@
 //! are alike are not told. What is not to be looked at is left out here, and the
 //! metadata of the source becomes what the target may keep of it.
 
-use crate::tree_sync::delta_candidates::Likely;
+use crate::tree_sync::delta_candidates::DeltaCandidates;
 use crate::tree_sync::id_map::{IdMap, SourcePage, unknown_owners};
-use crate::tree_sync::page_match::{Ask, Beside, Held};
-use crate::tree_sync::spec::{Aside, Mirror, Spec, Way};
+use crate::tree_sync::page_match::{LocalPage, PageMatch, PageRequest};
+use crate::tree_sync::spec::{AtomicTarget, Direction, Mirror, Spec};
 use std::collections::HashSet;
 use std::time::Instant;
 use verbatim_engine::connection::Engine;
@@ -35,7 +35,7 @@ const AHEAD_ENTRIES: usize = 4 * PAGE_ENTRIES_MAX;
 
 /// The tree on the server.
 #[derive(Default)]
-pub(crate) struct Remote {
+pub(crate) struct RemoteSide {
     request: Option<u32>,
     /// Whether a page is on its way.
     pub asked: bool,
@@ -44,23 +44,23 @@ pub(crate) struct Remote {
     pub done: bool,
 }
 
-impl Remote {
+impl RemoteSide {
     /// Whether a page of this request was asked for; then it is there.
-    pub fn takes(&mut self, request: u32, done: bool) -> bool {
+    pub fn accept_page(&mut self, request: u32, done: bool) -> bool {
         let takes = self.request == Some(request) && std::mem::take(&mut self.asked);
         self.done |= takes && done;
         takes
     }
 
     /// The same of a page that is the local one.
-    pub fn takes_alike(&mut self, request: u32, done: bool) -> bool {
-        self.unless && self.takes(request, done)
+    pub fn accept_matching_page(&mut self, request: u32, done: bool) -> bool {
+        self.unless && self.accept_page(request, done)
     }
 }
 
 /// The tree on this machine.
 #[derive(Default)]
-pub(crate) struct Local {
+pub(crate) struct LocalSide {
     walk: Option<Box<TreeWalk>>,
     begun: bool,
     /// Whether a job walks it.
@@ -71,7 +71,7 @@ pub(crate) struct Local {
 }
 
 /// A page of the local tree, and the walk to go on with.
-struct TreePaged {
+struct WalkedPage {
     walk: Option<Box<TreeWalk>>,
     page: TreePage,
     /// What the page says, where the server may be asked for that.
@@ -89,28 +89,28 @@ pub(crate) struct SidePage {
 /// Both sides of a mirror, and the comparison that they feed.
 pub(crate) struct ScanBoth {
     pub diff: Diff,
-    remote: Remote,
-    local: Local,
-    beside: Beside,
-    pub likely: Likely,
+    remote: RemoteSide,
+    local: LocalSide,
+    page_match: PageMatch,
+    pub candidates: DeltaCandidates,
     /// How many entries of the target were looked at, its root among them.
-    there: usize,
+    target_entries: usize,
     pub leftovers: Spool<WirePath>,
     /// Listed paths that were found.
     listed: HashSet<WirePath>,
     owners: IdMap,
-    jobs: Jobs<TreePaged>,
+    jobs: Jobs<WalkedPage>,
 }
 
 impl ScanBoth {
-    pub fn new(of: &Mirror, waker: &Waker) -> Self {
+    pub fn new(mirror: &Mirror, waker: &Waker) -> Self {
         Self {
-            diff: Diff::new(of.options),
-            remote: Remote::default(),
-            local: Local::default(),
-            beside: Beside::default(),
-            likely: Likely::new(of.options.habits.resolution),
-            there: 0,
+            diff: Diff::new(mirror.options),
+            remote: RemoteSide::default(),
+            local: LocalSide::default(),
+            page_match: PageMatch::default(),
+            candidates: DeltaCandidates::new(mirror.options.habits.resolution),
+            target_entries: 0,
             leftovers: Spool::default(),
             listed: HashSet::new(),
             owners: IdMap::new(waker),
@@ -131,7 +131,7 @@ impl ScanBoth {
     /// Takes the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine, spec: &Spec, ids: &mut IdTranslation) {
         while let Some(paged) = self.jobs.next_answer() {
-            self.tree_paged(paged);
+            self.local_page_walked(paged);
         }
         let page = self.owners.take_answers(engine, spec, ids);
         self.take_source(engine, spec, ids, page);
@@ -147,7 +147,7 @@ impl ScanBoth {
         names: Vec<Option<String>>,
     ) {
         if !self.owners.awaits(request, names.len()) {
-            return engine.unasked("names of owners");
+            return engine.protocol_violation("names of owners");
         }
         let page = self.owners.named(engine, spec, ids, names);
         self.take_source(engine, spec, ids, page);
@@ -163,7 +163,7 @@ impl ScanBoth {
         numbers: Vec<Option<u32>>,
     ) {
         if !self.owners.awaits(request, numbers.len()) {
-            return engine.unasked("numbers of owners");
+            return engine.protocol_violation("numbers of owners");
         }
         let page = self.owners.numbered(ids, numbers);
         self.take_source(engine, spec, ids, page);
@@ -179,12 +179,12 @@ impl ScanBoth {
     ) {
         if let Some(SourcePage { found, done }) = page {
             let (side, leftovers) = (Side::Source, Vec::new());
-            self.take_page(engine, spec, ids, SidePage { side, found, leftovers, done });
+            self.feed_page(engine, spec, ids, SidePage { side, found, leftovers, done });
         }
     }
 
     /// The server sent a page of its tree.
-    pub fn walked(
+    pub fn remote_page(
         &mut self,
         engine: &mut Engine,
         spec: &Spec,
@@ -192,15 +192,15 @@ impl ScanBoth {
         request: u32,
         page: SidePage,
     ) {
-        if !self.remote.takes(request, page.done) {
-            return engine.unasked("a page of a tree");
+        if !self.remote.accept_page(request, page.done) {
+            return engine.protocol_violation("a page of a tree");
         }
-        self.beside.told(&page.found);
-        self.paged(engine, spec, ids, page);
+        self.page_match.note_remote_page(&page.found);
+        self.add_page(engine, spec, ids, page);
     }
 
     /// The server has the local page that it was asked about.
-    pub fn walked_alike(
+    pub fn remote_page_matches(
         &mut self,
         engine: &mut Engine,
         spec: &Spec,
@@ -208,16 +208,16 @@ impl ScanBoth {
         request: u32,
         done: bool,
     ) {
-        if !self.remote.takes_alike(request, done) {
-            return engine.unasked("a page that is the same");
+        if !self.remote.accept_matching_page(request, done) {
+            return engine.protocol_violation("a page that is the same");
         }
-        self.paged_alike(engine, spec, ids, done);
+        self.compare_matching_page(engine, spec, ids, done);
     }
 
     /// Whether all of the target was looked at, and nothing is in it. Then nothing of the source is
     /// compared with anything, whatever comes to be there later.
     fn target_is_empty(&self) -> bool {
-        self.likely.complete && self.there <= 1
+        self.candidates.complete && self.target_entries <= 1
     }
 
     /// Asks both sides for more, where little of theirs is left.
@@ -225,41 +225,44 @@ impl ScanBoth {
         let (local, remote) = (spec.side_of_local(), spec.side_of_remote());
         // One page of the source waits for its owners at a time.
         let waits = |side: Side| side == Side::Source && self.owners.is_waiting();
-        let lacks = |side: Side, held: usize| {
-            self.diff.waiting(side) + held < AHEAD_ENTRIES && !waits(side)
+        let lacks = |side: Side, queued: usize| {
+            self.diff.waiting(side) + queued < AHEAD_ENTRIES && !waits(side)
         };
-        let (local, remote) = (lacks(local, self.beside.waiting()), lacks(remote, 0));
+        let (local, remote) = (lacks(local, self.page_match.waiting()), lacks(remote, 0));
         if local && !self.local.busy && !self.local.done {
             self.walk_page(engine, spec, ids);
         }
         // How a source is walked depends on whether anything is at the target, so that of the
         // server waits for the first page of this one, which is soon there.
-        let knows = spec.of.way == Way::Up || self.local.paged;
+        let knows = spec.mirror.direction == Direction::Up || self.local.paged;
         if remote && knows && !self.remote.asked && !self.remote.done {
-            self.ask_page(engine, spec, ids);
+            self.request_page(engine, spec, ids);
         }
     }
 
-    fn ask_page(&mut self, engine: &mut Engine, spec: &Spec, ids: &mut IdTranslation) {
-        if spec.of.remote_is_missing {
+    fn request_page(&mut self, engine: &mut Engine, spec: &Spec, ids: &mut IdTranslation) {
+        if spec.mirror.remote_is_missing {
             self.remote.done = true;
             let page = SidePage::empty(spec.side_of_remote());
-            return self.paged(engine, spec, ids, page);
+            return self.add_page(engine, spec, ids, page);
         }
         let message = match self.remote.request {
             Some(request) => {
-                let ask = match self.may_be_alike(engine, spec) {
+                let ask = match self.may_match_pages(engine, spec) {
                     // A page that both have is compared when those before it are.
-                    true => self.beside.ask(self.local.done).filter(|_| !self.owners.is_waiting()),
-                    false => Some(Ask::More),
+                    true => self
+                        .page_match
+                        .next_request(self.local.done)
+                        .filter(|_| !self.owners.is_waiting()),
+                    false => Some(PageRequest::More),
                 };
                 let Some(ask) = ask else { return };
-                engine.clock().asked_at(Instant::now());
-                self.remote.unless = ask != Ask::More;
+                engine.clock().request_sent_at(Instant::now());
+                self.remote.unless = ask != PageRequest::More;
                 match ask {
-                    Ask::More => MirrorRequest::WalkMore { request },
-                    Ask::Unless(alike) => {
-                        let owners = spec.of.rules.give_away;
+                    PageRequest::More => MirrorRequest::WalkMore { request },
+                    PageRequest::Unless(alike) => {
+                        let owners = spec.mirror.rules.give_away;
                         MirrorRequest::WalkUnless { request, alike, owners }
                     }
                 }
@@ -267,11 +270,12 @@ impl ScanBoth {
             None => {
                 let request = engine.request();
                 self.remote.request = Some(request);
-                let (path, filter) = (spec.of.remote.clone(), spec.of.filter.texts().to_vec());
-                let avoid = spec.of.avoid.filter(|_| spec.of.way == Way::Down);
-                let walk = TreeScan { path, filter, digests: spec.of.options.checksum, avoid };
+                let (path, filter) =
+                    (spec.mirror.remote.clone(), spec.mirror.filter.texts().to_vec());
+                let avoid = spec.mirror.avoid.filter(|_| spec.mirror.direction == Direction::Down);
+                let walk = TreeScan { path, filter, digests: spec.mirror.options.checksum, avoid };
                 let plain = engine.version() >= PLAIN_VERSION && self.target_is_empty();
-                match spec.of.chosen.as_ref().and_then(|chosen| chosen.changes()) {
+                match spec.mirror.chosen.as_ref().and_then(|chosen| chosen.changes()) {
                     Some(only) => MirrorRequest::WalkOnly { request, walk, only },
                     None if plain => MirrorRequest::WalkPlain { request, walk },
                     None => MirrorRequest::Walk { request, walk },
@@ -283,33 +287,35 @@ impl ScanBoth {
     }
 
     fn walk_page(&mut self, engine: &mut Engine, spec: &Spec, ids: &mut IdTranslation) {
-        let Some(folder) = spec.of.folder.clone() else {
+        let Some(folder) = spec.mirror.folder.clone() else {
             (self.local.done, self.local.paged) = (true, true);
             let page = SidePage::empty(spec.side_of_local());
-            return self.paged(engine, spec, ids, page);
+            return self.add_page(engine, spec, ids, page);
         };
         self.local.busy = true;
         let begun = std::mem::replace(&mut self.local.begun, true);
         let walk = self.local.walk.take();
-        let (filter, digests) = (spec.of.filter.clone(), spec.of.options.checksum);
-        let avoid = spec.of.avoid.filter(|_| spec.of.way == Way::Up);
-        let only = spec.of.chosen.clone();
-        let aside = spec.of.aside.clone();
-        let plain = spec.of.way == Way::Up && self.target_is_empty();
-        let asks = self.may_be_alike(engine, spec) && !self.remote.done;
-        let owners = spec.of.rules.give_away;
+        let (filter, digests) = (spec.mirror.filter.clone(), spec.mirror.options.checksum);
+        let avoid = spec.mirror.avoid.filter(|_| spec.mirror.direction == Direction::Up);
+        let only = spec.mirror.chosen.clone();
+        let atomic_target = spec.mirror.atomic_target.clone();
+        let plain = spec.mirror.direction == Direction::Up && self.target_is_empty();
+        let asks = self.may_match_pages(engine, spec) && !self.remote.done;
+        let owners = spec.mirror.rules.give_away;
         // A tree that is made anew beside its target has no file that the last run saw.
-        let lasts = !matches!(aside, Some(Aside::Here(_))) && only.is_none() && !plain;
+        let lasts =
+            !matches!(atomic_target, Some(AtomicTarget::Local(_))) && only.is_none() && !plain;
         let bare = lasts.then(|| engine.options().connect.state_dir.join("bare"));
-        let keeps = engine.rules().task != Task::DryRun;
+        let keeps = engine.policy().task != Task::DryRun;
         self.jobs.run(move || {
             let walk = match (walk, begun) {
                 (None, false) => folder.open_folder(&WirePath::root()).map(|fd| {
-                    let beside = match aside {
-                        Some(Aside::Here(stage)) => stage.open_target(),
+                    let target_fd = match atomic_target {
+                        Some(AtomicTarget::Local(stage)) => stage.open_target(),
                         _ => None,
                     };
-                    let mut walk = TreeWalk::new(fd, filter, true).beside(beside).avoiding(avoid);
+                    let mut walk =
+                        TreeWalk::new(fd, filter, true).beside(target_fd).avoiding(avoid);
                     if let Some(bare) = bare {
                         walk = walk.recalling(&bare);
                     }
@@ -322,7 +328,7 @@ impl ScanBoth {
                 Err(fault) => {
                     let found = vec![Err((WirePath::root(), fault))];
                     let page = TreePage { found, ..TreePage::default() };
-                    return TreePaged { walk: None, page, digest: None };
+                    return WalkedPage { walk: None, page, digest: None };
                 }
             };
             if plain {
@@ -338,76 +344,84 @@ impl ScanBoth {
                 walk.keep();
             }
             let digest = if asks { digest_of(&page.found, owners) } else { None };
-            TreePaged { walk: more.then_some(walk), page, digest }
+            WalkedPage { walk: more.then_some(walk), page, digest }
         });
     }
 
     /// A page of the local tree is there.
-    fn tree_paged(&mut self, TreePaged { walk, page, digest }: TreePaged) {
+    fn local_page_walked(&mut self, WalkedPage { walk, page, digest }: WalkedPage) {
         (self.local.busy, self.local.paged) = (false, true);
         self.local.done = walk.is_none();
         self.local.walk = walk;
-        self.beside.hold(Held { page, digest, done: self.local.done });
+        self.page_match.push(LocalPage { page, digest, done: self.local.done });
     }
 
     /// Whether the server may be asked for pages by what the local tree has: not for parts of a
     /// tree, nor for digests.
-    fn may_be_alike(&self, engine: &Engine, spec: &Spec) -> bool {
-        let all = spec.of.chosen.is_none() && !spec.of.options.checksum;
+    fn may_match_pages(&self, engine: &Engine, spec: &Spec) -> bool {
+        let all = spec.mirror.chosen.is_none() && !spec.mirror.options.checksum;
         engine.version() >= ALIKE_VERSION && all
     }
 
     /// Hands on the local pages that wait for no answer of the server, and for no owner.
-    pub fn hand_on(&mut self, engine: &mut Engine, spec: &Spec, ids: &mut IdTranslation) {
+    pub fn release_local_pages(
+        &mut self,
+        engine: &mut Engine,
+        spec: &Spec,
+        ids: &mut IdTranslation,
+    ) {
         let side = spec.side_of_local();
         while !self.owners.is_waiting() || side == Side::Target {
-            let held = match self.may_be_alike(engine, spec) {
-                true => self.beside.next_apart(self.remote.done),
-                false => self.beside.pass(),
+            let local_page = match self.may_match_pages(engine, spec) {
+                true => self.page_match.take_unmatched(self.remote.done),
+                false => self.page_match.pop(),
             };
-            let Some(Held { page: TreePage { found, leftovers }, done, .. }) = held else { break };
+            let Some(LocalPage { page: TreePage { found, leftovers }, done, .. }) = local_page
+            else {
+                break;
+            };
             let page = SidePage { side, found, leftovers, done };
-            self.paged(engine, spec, ids, page);
+            self.add_page(engine, spec, ids, page);
         }
     }
 
     /// The server has the local page that waits as its next one.
-    pub fn paged_alike(
+    pub fn compare_matching_page(
         &mut self,
         engine: &mut Engine,
         spec: &Spec,
         ids: &mut IdTranslation,
         remote_done: bool,
     ) {
-        let Some(Held { page, done, .. }) = self.beside.alike() else {
-            return engine.unasked("a page that is the same");
+        let Some(LocalPage { page, done, .. }) = self.page_match.take_matching() else {
+            return engine.protocol_violation("a page that is the same");
         };
         let TreePage { found, leftovers } = page;
         // What copies left is the target's to tell, and the server has none in this page.
-        let (ended, leftovers) = match spec.of.way {
-            Way::Down => ([remote_done, done], leftovers),
-            Way::Up => ([done, remote_done], Vec::new()),
+        let (ended, leftovers) = match spec.mirror.direction {
+            Direction::Down => ([remote_done, done], leftovers),
+            Direction::Up => ([done, remote_done], Vec::new()),
         };
-        if !self.stays_alike(spec, ids, &found) {
+        if !self.metadata_survives_target(spec, ids, &found) {
             let (same, of_source) = (found.clone(), Vec::new());
             let page = |side, found, leftovers, done| SidePage { side, found, leftovers, done };
-            self.paged(engine, spec, ids, page(Side::Source, same, of_source, ended[0]));
+            self.add_page(engine, spec, ids, page(Side::Source, same, of_source, ended[0]));
             let target = page(Side::Target, found, leftovers, ended[1]);
-            return self.paged(engine, spec, ids, target);
+            return self.add_page(engine, spec, ids, target);
         }
         self.note_target(engine, &found, leftovers, ended[1]);
         if let Err(fault) = self.diff.push_alike(found, ended) {
-            engine.broke(fault);
+            engine.fail_session(fault);
         }
     }
 
     /// Whether what is the same on both sides is what the target may keep of the source.
-    fn stays_alike(&self, spec: &Spec, ids: &IdTranslation, found: &[Found]) -> bool {
+    fn metadata_survives_target(&self, spec: &Spec, ids: &IdTranslation, found: &[Found]) -> bool {
         let is_kept = |node: &Node| {
             let mut meta = node.meta.clone();
             ids.translate(&mut meta);
-            let mut kept = spec.kept(&node.kind, meta);
-            if !spec.of.rules.give_away {
+            let mut kept = spec.settable_meta(&node.kind, meta);
+            if !spec.mirror.rules.give_away {
                 (kept.uid, kept.gid) = (node.meta.uid, node.meta.gid);
             }
             if is_link(&node.kind) {
@@ -421,7 +435,7 @@ impl ScanBoth {
     }
 
     /// A page of a side is there; one of the source may have to wait for its owners.
-    fn paged(
+    fn add_page(
         &mut self,
         engine: &mut Engine,
         spec: &Spec,
@@ -430,16 +444,16 @@ impl ScanBoth {
     ) {
         if page.side == Side::Source {
             let source = SourcePage { found: std::mem::take(&mut page.found), done: page.done };
-            match self.owners.park(engine, spec, ids, source) {
+            match self.owners.resolve_owners(engine, spec, ids, source) {
                 Some(source) => page.found = source.found,
                 None => return,
             }
         }
-        self.take_page(engine, spec, ids, page);
+        self.feed_page(engine, spec, ids, page);
     }
 
     /// Hands a page to the comparison.
-    fn take_page(&mut self, engine: &mut Engine, spec: &Spec, ids: &IdTranslation, page: SidePage) {
+    fn feed_page(&mut self, engine: &mut Engine, spec: &Spec, ids: &IdTranslation, page: SidePage) {
         let SidePage { side, mut found, leftovers, done } = page;
         if engine.version() < LINK_TWINS_VERSION {
             // One side would say which links are one and the other would not.
@@ -449,20 +463,20 @@ impl ScanBoth {
         if side == Side::Target {
             self.note_target(engine, &found, leftovers, done);
         }
-        if let Some(chosen) = spec.of.chosen.clone() {
-            self.choose_found(engine, spec, &chosen, side, &mut found);
+        if let Some(chosen) = spec.mirror.chosen.clone() {
+            self.keep_subset(engine, spec, &chosen, side, &mut found);
         }
         match side {
             Side::Source => {
                 for node in found.iter_mut().flatten() {
                     ids.translate(&mut node.meta);
-                    node.meta = spec.kept(&node.kind, std::mem::take(&mut node.meta));
+                    node.meta = spec.settable_meta(&node.kind, std::mem::take(&mut node.meta));
                 }
             }
-            Side::Target => found.iter_mut().for_each(|found| spec.take_for_ours(found)),
+            Side::Target => found.iter_mut().for_each(|found| spec.ignore_unsettable_owner(found)),
         }
         if let Err(fault) = self.diff.push(side, found, done) {
-            engine.broke(fault);
+            engine.fail_session(fault);
         }
     }
 
@@ -477,15 +491,15 @@ impl ScanBoth {
         let room = LEFTOVERS_MAX.saturating_sub(self.leftovers.count()) as usize;
         for path in leftovers.iter().take(room) {
             if let Err(fault) = self.leftovers.push(path) {
-                return engine.broke(fault);
+                return engine.fail_session(fault);
             }
         }
-        found.iter().flatten().for_each(|node| self.likely.note(node));
-        self.likely.complete |= done;
-        self.there += found.len();
+        found.iter().flatten().for_each(|node| self.candidates.note(node));
+        self.candidates.complete |= done;
+        self.target_entries += found.len();
     }
 
-    fn choose_found(
+    fn keep_subset(
         &mut self,
         engine: &mut Engine,
         spec: &Spec,

@@ -1,7 +1,7 @@
 //! Which steps of a mirror are done at once, and which wait for what. Called by the
 //! comparison, step by step; nothing is done here.
 
-use crate::tree_sync::delta_candidates::Likely;
+use crate::tree_sync::delta_candidates::DeltaCandidates;
 use crate::tree_sync::spec::Spec;
 use std::collections::HashSet;
 use verbatim_engine::local_io::spool::Spool;
@@ -15,7 +15,7 @@ const LATE_MAX: usize = 1 << 16;
 #[derive(Default)]
 pub(crate) struct Schedule {
     /// New files that wait for all of the target to be seen.
-    pub fresh: Spool<What>,
+    pub new_files: Spool<What>,
     pub links: Spool<What>,
     pub deletes: Spool<What>,
     /// What only the tree beside the target may have, where nothing is deleted.
@@ -29,10 +29,10 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     /// Keeps a step for later, or gives it back to be done now.
-    pub fn keep(
+    pub fn defer(
         &mut self,
         spec: &Spec,
-        likely: &Likely,
+        candidates: &DeltaCandidates,
         what: What,
     ) -> Result<Option<What>, Fault> {
         match &what {
@@ -54,8 +54,8 @@ impl Schedule {
                 self.late.push(&what)?;
             }
             // A file that is still to be seen may have its content.
-            What::Fetch { node, there: false, .. } if likely.may_learn(node) => {
-                self.fresh.push(&what)?;
+            What::Fetch { node, there: false, .. } if candidates.may_learn(node) => {
+                self.new_files.push(&what)?;
             }
             _ => return Ok(Some(what)),
         }

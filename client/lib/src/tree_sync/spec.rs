@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use verbatim_engine::connection::label::label_of;
-use verbatim_engine::connection::ledger::Item;
+use verbatim_engine::connection::ledger::ItemKey;
 use verbatim_engine::model::delete_limit::DeleteLimit;
 use verbatim_files::meta::{Kind, expected};
 use verbatim_files::stage::Stage;
@@ -18,7 +18,7 @@ use verbatim_proto::{Digest, Filter, Meta, Twin, WirePath};
 #[derive(Clone)]
 pub struct Mirror {
     /// Which way.
-    pub way: Way,
+    pub direction: Direction,
     /// The tree on this machine; none where it is a target that is missing, and nothing is
     /// written.
     pub folder: Option<Arc<Folder>>,
@@ -47,16 +47,16 @@ pub struct Mirror {
     /// What the sessions of this run say, so that a target on a server is kept for it.
     pub share: Option<Digest>,
     /// The tree beside the target that is changed instead of it, if that is wanted.
-    pub aside: Option<Aside>,
+    pub atomic_target: Option<AtomicTarget>,
 }
 
 /// A tree that takes the place of its target when all of it is there.
 #[derive(Clone)]
-pub enum Aside {
+pub enum AtomicTarget {
     /// On this machine.
-    Here(Arc<Stage>),
+    Local(Arc<Stage>),
     /// On the server, which makes it for this target, of what this key stands for.
-    There {
+    Remote {
         /// The target, export first.
         target: WirePath,
         /// What is copied there, and how.
@@ -66,7 +66,7 @@ pub enum Aside {
 
 /// Which way a mirror goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// The server has the source.
     Down,
     /// This machine has the source.
@@ -76,42 +76,42 @@ pub enum Way {
 /// A mirror under way: what it was asked for, and which work of its session it is.
 pub(crate) struct Spec {
     pub number: u32,
-    pub of: Mirror,
+    pub mirror: Mirror,
 }
 
 impl Spec {
     /// What something at `path` is in the ledger.
-    pub fn item(&self, path: &WirePath) -> Item {
-        Item::new(self.number, path)
+    pub fn item(&self, path: &WirePath) -> ItemKey {
+        ItemKey::new(self.number, path)
     }
 
     /// Something of the source, as the user would name it.
     pub fn shown(&self, path: &WirePath) -> String {
-        label_of(&self.of.source, path)
+        label_of(&self.mirror.source, path)
     }
 
     /// Whether the target is an export itself.
     pub fn is_export(&self) -> bool {
-        self.of.way == Way::Up && self.of.remote.parent().is_root()
+        self.mirror.direction == Direction::Up && self.mirror.remote.parent().is_root()
     }
 
     pub fn side_of_remote(&self) -> Side {
-        if self.of.way == Way::Down { Side::Source } else { Side::Target }
+        if self.mirror.direction == Direction::Down { Side::Source } else { Side::Target }
     }
 
     pub fn side_of_local(&self) -> Side {
-        if self.of.way == Way::Down { Side::Target } else { Side::Source }
+        if self.mirror.direction == Direction::Down { Side::Target } else { Side::Source }
     }
 
     /// What the target may keep of the metadata of an entry of the source.
-    pub fn kept(&self, kind: &EntryKind, meta: Meta) -> Meta {
+    pub fn settable_meta(&self, kind: &EntryKind, meta: Meta) -> Meta {
         let kind = match kind {
             EntryKind::File => Kind::File,
             EntryKind::Folder => Kind::Folder,
             EntryKind::Symlink { .. } => Kind::Link,
             EntryKind::Special => return meta,
         };
-        let kept = expected(&meta, kind, &self.of.rules);
+        let kept = expected(&meta, kind, &self.mirror.rules);
         match kind {
             // They are not compared, and whoever makes the link counts them as not kept.
             Kind::Link => Meta { xattrs: meta.xattrs, ..kept },
@@ -120,9 +120,9 @@ impl Spec {
     }
 
     /// Where owners cannot be set none is wrong: a folder may hand down its group.
-    pub fn take_for_ours(&self, found: &mut Found) {
-        if let (Ok(node), false) = (found, self.of.rules.give_away) {
-            (node.meta.uid, node.meta.gid) = self.of.rules.user;
+    pub fn ignore_unsettable_owner(&self, found: &mut Found) {
+        if let (Ok(node), false) = (found, self.mirror.rules.give_away) {
+            (node.meta.uid, node.meta.gid) = self.mirror.rules.user;
         }
     }
 }

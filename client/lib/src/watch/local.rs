@@ -4,7 +4,7 @@
 //! still what its path leads to is looked at here, now and then: whoever copies
 //! goes by the whole path.
 
-use crate::watch::{Heard, Out};
+use crate::watch::{EventSender, WatchEvent};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use tokio::sync::mpsc;
@@ -16,20 +16,20 @@ use verbatim_files::{Folder, Told};
 use verbatim_proto::{Code, Excludes, Fault, Twin, WirePath};
 
 /// A local folder to watch.
-pub(crate) struct Local {
+pub(crate) struct LocalWatch {
     path: PathBuf,
     excludes: Excludes,
 }
 
-impl Local {
+impl LocalWatch {
     pub fn new(path: PathBuf, excludes: Excludes) -> Self {
         Self { path, excludes }
     }
 
-    /// Watches until it is lost, or nobody listens; `stood` says whether it ever began.
-    pub async fn attend(&mut self, out: &Out, stood: &mut bool) -> Result<(), ClientError> {
-        let (folder, base) = place(&self.path)?;
-        let (above, timing) = (twin_of(&folder)?, Timing::default());
+    /// Watches until it is lost, or nobody listens; `began` says whether it ever began.
+    pub async fn run(&mut self, out: &EventSender, began: &mut bool) -> Result<(), ClientError> {
+        let (folder, base) = parent_and_name(&self.path)?;
+        let (parent, timing) = (identity_of(&folder)?, Timing::default());
         let mut look = tokio::time::interval(timing.place_check);
         // Whoever listens may take his time.
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -44,14 +44,14 @@ impl Local {
                 told = told.recv() => told,
                 () = out.closed() => return Ok(()),
                 _ = look.tick() => {
-                    self.check_above(above).await?;
+                    self.check_parent(parent).await?;
                     continue;
                 }
             };
             match told {
                 Some(Told::Changed(changes)) => {
-                    *stood = true;
-                    if out.send(Ok(Heard::Changed(changes))).await.is_err() {
+                    *began = true;
+                    if out.send(Ok(WatchEvent::Changed(changes))).await.is_err() {
                         return Ok(());
                     }
                     watching.more();
@@ -61,7 +61,7 @@ impl Local {
                     if !std::mem::replace(&mut healed, true) {
                         tracing::warn!(%path, count, "change found that no event told");
                     }
-                    if out.send(Ok(Heard::Healed(count))).await.is_err() {
+                    if out.send(Ok(WatchEvent::Healed(count))).await.is_err() {
                         return Ok(());
                     }
                 }
@@ -76,11 +76,12 @@ impl Local {
     }
 
     /// Says if the folder that this one is in is not what its path leads to any more.
-    async fn check_above(&self, above: Twin) -> Result<(), Fault> {
+    async fn check_parent(&self, parent: Twin) -> Result<(), Fault> {
         let path = self.path.clone();
-        let there = tokio::task::spawn_blocking(move || twin_of(&place(&path)?.0)).await;
+        let there =
+            tokio::task::spawn_blocking(move || identity_of(&parent_and_name(&path)?.0)).await;
         match there.map_err(|_| Fault::new(Code::Bug, "looking at a folder failed"))? {
-            Ok(there) if there == above => Ok(()),
+            Ok(there) if there == parent => Ok(()),
             Err(fault) if fault.code != Code::NotFound => Err(fault),
             _ => {
                 let text = "a folder that it is in was exchanged, renamed or removed";
@@ -92,13 +93,13 @@ impl Local {
 }
 
 /// Which folder one is.
-fn twin_of(folder: &Folder) -> Result<Twin, Fault> {
+fn identity_of(folder: &Folder) -> Result<Twin, Fault> {
     let what = || format!("cannot look at {}", folder.path().display());
     which(&**folder.fd()).map_err(|error| Fault::from_io(what(), &error))
 }
 
 /// A folder, and where in it the path is: its own name, unless it has none.
-fn place(path: &Path) -> Result<(Folder, WirePath), Fault> {
+fn parent_and_name(path: &Path) -> Result<(Folder, WirePath), Fault> {
     let Some(name) = path.file_name() else {
         return Ok((Folder::open_free(path)?, WirePath::root()));
     };

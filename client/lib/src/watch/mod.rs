@@ -7,9 +7,9 @@
 pub mod local;
 pub mod remote;
 
-use crate::session::backoff::{Backoff, Next};
-use crate::watch::local::Local;
-use crate::watch::remote::Remote;
+use crate::session::backoff::{Backoff, RetryDecision};
+use crate::watch::local::LocalWatch;
+use crate::watch::remote::RemoteWatch;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -20,7 +20,7 @@ use verbatim_proto::{Changes, Code, Excludes, Fault, Watch};
 
 /// What is heard of a watched source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum WatchEvent {
     /// What changed.
     Changed(Changes),
     /// So many changes of a local folder were found that no event told; they are told next.
@@ -31,66 +31,66 @@ pub enum Heard {
 
 /// A source that is watched until this is dropped.
 #[derive(Debug)]
-pub struct Watching {
-    heard: mpsc::Receiver<Result<Heard, ClientError>>,
+pub struct SourceWatch {
+    heard: mpsc::Receiver<Result<WatchEvent, ClientError>>,
 }
 
-type Out = mpsc::Sender<Result<Heard, ClientError>>;
+type EventSender = mpsc::Sender<Result<WatchEvent, ClientError>>;
 
 enum Source {
-    Remote(Box<Remote>),
-    Local(Local),
+    Remote(Box<RemoteWatch>),
+    Local(LocalWatch),
 }
 
-impl Watching {
+impl SourceWatch {
     /// Watches a remote folder, over a session of its own. A server that is silent for
     /// `timeout` is lost. Needs a tokio runtime.
     pub fn remote(connect: ConnectOptions, timeout: Duration, watch: Watch) -> Self {
-        Self::of(Source::Remote(Box::new(Remote::new(connect, timeout, watch))))
+        Self::of(Source::Remote(Box::new(RemoteWatch::new(connect, timeout, watch))))
     }
 
     /// Watches a local folder. Needs a tokio runtime.
     pub fn local(path: PathBuf, excludes: Excludes) -> Self {
-        Self::of(Source::Local(Local::new(path, excludes)))
+        Self::of(Source::Local(LocalWatch::new(path, excludes)))
     }
 
     fn of(source: Source) -> Self {
         // What is not taken yet waits where it is collected, which knows how much may.
         let (out, heard) = mpsc::channel(1);
-        tokio::spawn(keep(source, out));
+        tokio::spawn(watch_with_retry(source, out));
         Self { heard }
     }
 
     /// What is heard next. An error is the end of it.
-    pub async fn next(&mut self) -> Result<Heard, ClientError> {
+    pub async fn next(&mut self) -> Result<WatchEvent, ClientError> {
         let over = || Err(Fault::new(Code::Bug, "watching has ended").into());
         self.heard.recv().await.unwrap_or_else(over)
     }
 }
 
 /// Watches for as long as somebody listens, beginning again when the source was lost.
-async fn keep(mut source: Source, out: Out) {
-    let (mut backoff, mut told) = (Backoff::watch(Instant::now()), false);
+async fn watch_with_retry(mut source: Source, out: EventSender) {
+    let (mut backoff, mut loss_reported) = (Backoff::watch(Instant::now()), false);
     loop {
-        let mut stood = false;
+        let mut began = false;
         let attended = match &mut source {
-            Source::Remote(remote) => remote.attend(&out, &mut stood).await,
-            Source::Local(local) => local.attend(&out, &mut stood).await,
+            Source::Remote(remote) => remote.run(&out, &mut began).await,
+            Source::Local(local) => local.run(&out, &mut began).await,
         };
-        if stood {
+        if began {
             backoff.succeeded();
-            told = false;
+            loss_reported = false;
         }
         // Nobody listens any more.
         let Err(error) = attended else { return };
-        let Next::After(pause) = backoff.failed(&error, Instant::now()) else {
+        let RetryDecision::After(pause) = backoff.failed(&error, Instant::now()) else {
             return drop(out.send(Err(error)).await);
         };
         // Once for each time it is lost.
-        if !told && out.send(Ok(Heard::Lost(fault_of(&error)))).await.is_err() {
+        if !loss_reported && out.send(Ok(WatchEvent::Lost(fault_of(&error)))).await.is_err() {
             return;
         }
-        told = true;
+        loss_reported = true;
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = out.closed() => {}

@@ -3,7 +3,7 @@
 //! taken. Asks for nothing in particular now and then, so that each side knows
 //! that the other is there.
 
-use crate::watch::{Heard, Out};
+use crate::watch::{EventSender, WatchEvent};
 use std::time::{Duration, Instant};
 use verbatim_control::{ConnectOptions, ControlError, Outbox, connect};
 use verbatim_engine::connection::error::ClientError;
@@ -19,19 +19,19 @@ const PING: Duration = Duration::from_secs(3);
 const REQUEST: u32 = 1;
 
 /// A remote folder to watch.
-pub(crate) struct Remote {
+pub(crate) struct RemoteWatch {
     connect: ConnectOptions,
     timeout: Duration,
     watch: Watch,
 }
 
-impl Remote {
+impl RemoteWatch {
     pub fn new(connect: ConnectOptions, timeout: Duration, watch: Watch) -> Self {
         Self { connect, timeout, watch }
     }
 
-    /// Watches until it is lost, or nobody listens; `stood` says whether it ever began.
-    pub async fn attend(&mut self, out: &Out, stood: &mut bool) -> Result<(), ClientError> {
+    /// Watches until it is lost, or nobody listens; `began` says whether it ever began.
+    pub async fn run(&mut self, out: &EventSender, began: &mut bool) -> Result<(), ClientError> {
         let connection = connect(&self.connect).await?;
         // Another server, however trusted, has other files.
         self.connect.fingerprint = Some(connection.server);
@@ -55,8 +55,8 @@ impl Remote {
                 permit = out.reserve(), if waiting.is_some() => {
                     let Ok(permit) = permit else { break };
                     if let Some(changes) = waiting.take() {
-                        *stood = true;
-                        permit.send(Ok(Heard::Changed(changes)));
+                        *began = true;
+                        permit.send(Ok(WatchEvent::Changed(changes)));
                         let more = WatchRequest::More { request: REQUEST };
                         outbox.push(&ClientMessage::Watch(more))?;
                     }

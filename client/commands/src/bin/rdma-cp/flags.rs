@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use verbatim_client::model::copy_policy;
-use verbatim_client::model::copy_policy::{Replace, Rules};
+use verbatim_client::model::copy_policy::{CopyPolicy, Replace};
 use verbatim_client::model::location::{Location, Remote};
 use verbatim_client::model::size::{parse_bytes, show_bytes};
 use verbatim_client::{CopyOptions, SessionOptions};
@@ -205,8 +205,8 @@ impl Flags {
                 ))
             }
             (Some(target), false) => {
-                let (recursive, rules) = (self.recursive || self.archive, self.rules()?);
-                Ok(Task::Copy(CopyOptions { sources: places, target, recursive, rules }))
+                let (recursive, policy) = (self.recursive || self.archive, self.policy()?);
+                Ok(Task::Copy(CopyOptions { sources: places, target, recursive, policy }))
             }
             _ => Err(FlagError::usage(
                 "a target is missing",
@@ -215,7 +215,7 @@ impl Flags {
         }
     }
 
-    fn rules(&self) -> Result<Rules, FlagError> {
+    fn policy(&self) -> Result<CopyPolicy, FlagError> {
         let patterns = self.exclude.iter().map(|text| text.as_bytes().to_vec()).collect();
         let exclude = Excludes::parse(patterns)
             .map_err(|fault| FlagError::usage(format!("--exclude: {fault}"), None))?;
@@ -230,7 +230,7 @@ impl Flags {
             _ => Replace::Always,
         };
         let (follow, force) = (self.dereference, self.force);
-        Ok(Rules { task, replace, exclude, follow, force, ..Rules::default() })
+        Ok(CopyPolicy { task, replace, exclude, follow, force, ..CopyPolicy::default() })
     }
 
     /// The options of a session with this server.

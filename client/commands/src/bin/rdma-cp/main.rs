@@ -88,7 +88,7 @@ async fn run(flags: Flags) -> ExitCode {
                 Err(error) => return print_error(&error, None, Exit::Usage, json),
             };
             session.trace = records.trace();
-            let mut observer = CopyObserver::new(&flags, options.rules.task);
+            let mut observer = CopyObserver::new(&flags, options.policy.task);
             let config_dir = session.connect.config_dir.clone();
             let mut stop = pin!(interrupt_signal());
             let copied = trust_prompt::with_trust_prompt(&config_dir, async || {

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use verbatim_client::ClientError;
 use verbatim_client::model::location::Remote;
 use verbatim_client::probe::verdict::findings;
-use verbatim_client::probe::{Examination, Trouble, examine};
+use verbatim_client::probe::{Examination, ProbeFailure, examine};
 use verbatim_client::session::command_error::CopyError;
 use verbatim_doctor::{Facts, Report, fix_script, nccl_exports};
 use verbatim_fabric::ports::Machine;
@@ -85,7 +85,11 @@ fn probe_server(
         }
         _ => Ok(Examination {
             peer: remote.peer(),
-            trouble: Some(Trouble { step: "door", cause: error.to_string(), hint: error.hint() }),
+            trouble: Some(ProbeFailure {
+                step: "door",
+                cause: error.to_string(),
+                hint: error.hint(),
+            }),
             ..Examination::default()
         }),
     })

@@ -26,11 +26,12 @@ pub fn text(found: &Examination) -> String {
         let packets = found.packets.map(|it| format!(", packets of {} bytes", it.path));
         let _ = writeln!(text, "  route  from {local}{by}{}", packets.unwrap_or_default());
     }
-    if let Some(door) = &found.door {
-        let agent = clean(&door.agent);
-        let opened = time(door.opened_in.as_nanos());
-        let _ = writeln!(text, "  door   {agent} at {}, TLS and key in {opened}", door.address);
-        let _ = writeln!(text, "         {}", door.fingerprint);
+    if let Some(handshake) = &found.handshake {
+        let agent = clean(&handshake.agent);
+        let opened = time(handshake.opened_in.as_nanos());
+        let _ =
+            writeln!(text, "  door   {agent} at {}, TLS and key in {opened}", handshake.address);
+        let _ = writeln!(text, "         {}", handshake.fingerprint);
     }
     for tried in &found.tried {
         match &tried.outcome {
@@ -131,7 +132,7 @@ pub fn json(found: &Examination) -> Value {
         }),
     });
     let route = found.route.as_ref();
-    let door = found.door.as_ref();
+    let handshake = found.handshake.as_ref();
     let verdict = verdict(found);
     json!({
         "peer": found.peer,
@@ -140,8 +141,8 @@ pub fn json(found: &Examination) -> Value {
         "local": route.and_then(|it| it.local).map(|it| it.to_string()),
         "netdev": route.and_then(|it| it.netdev.clone()),
         "packet_bytes": found.packets.map(|it| it.path),
-        "door_seconds": door.map(|it| it.opened_in.as_secs_f64()),
-        "fingerprint": door.map(|it| it.fingerprint.clone()),
+        "door_seconds": handshake.map(|it| it.opened_in.as_secs_f64()),
+        "fingerprint": handshake.map(|it| it.fingerprint.clone()),
         "error": found.trouble.as_ref().map(|it| it.cause.clone()),
         "transports": tried.collect::<Vec<_>>(),
         "verdict": verdict.map(|it| json!({
@@ -156,7 +157,7 @@ pub fn json(found: &Examination) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use verbatim_client::probe::Way;
+    use verbatim_client::probe::Operation;
 
     #[test]
     fn times_and_rates_have_a_fitting_unit() {
@@ -175,10 +176,19 @@ mod tests {
             links,
             bytes_per_second: gigabytes * 1e9,
         };
-        let latency =
-            Latency { way: Way::Read, count: 9, p50: 2_000, p90: 3_000, p99: 4_000, max: 50_000 };
-        let rates =
-            vec![rate(Way::Read, 1, 6.0), rate(Way::Read, 4, 12.0), rate(Way::Write, 1, 0.01)];
+        let latency = Latency {
+            way: Operation::Read,
+            count: 9,
+            p50: 2_000,
+            p90: 3_000,
+            p99: 4_000,
+            max: 50_000,
+        };
+        let rates = vec![
+            rate(Operation::Read, 1, 6.0),
+            rate(Operation::Read, 4, 12.0),
+            rate(Operation::Write, 1, 0.01),
+        ];
         let measured =
             Measured { carrier: "verbs mlx5_0/1".into(), latencies: vec![latency], rates };
         let expected = "

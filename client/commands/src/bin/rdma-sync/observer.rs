@@ -7,7 +7,7 @@ use crate::shared::output::{Output, summary_json};
 use crate::shared::sanitize::clean;
 use indicatif::BinaryBytes;
 use serde_json::json;
-use verbatim_client::model::follow_status::{State, Status};
+use verbatim_client::model::follow_status::{FollowState, FollowStatus};
 use verbatim_client::{Altered, Failure, FileDone, Observer, Progress, Retry, Skipped, Summary};
 use verbatim_proto::Code;
 use verbatim_usage::{note, out};
@@ -76,7 +76,7 @@ impl SyncObserver {
 }
 
 impl Observer for SyncObserver {
-    fn hears_of_files(&self) -> bool {
+    fn wants_per_file_events(&self) -> bool {
         self.output.json || self.itemize
     }
 
@@ -128,7 +128,7 @@ impl Observer for SyncObserver {
         self.output.reconnected();
     }
 
-    fn followed(&mut self, status: &Status) {
+    fn followed(&mut self, status: &FollowStatus) {
         if self.output.json {
             let mut line = json!({ "event": "status" });
             if let (Some(line), Ok(serde_json::Value::Object(status))) =
@@ -141,12 +141,12 @@ impl Observer for SyncObserver {
         }
         let error = clean(status.error.as_deref().unwrap_or_default());
         let text = match status.state {
-            State::Current => format!("current, {} changed so far", status.changes),
-            State::Behind => format!("behind: {error}; trying again"),
-            State::Lost => format!("the source is lost: {error}; trying again"),
-            State::Starting | State::Syncing | State::Stopped => return,
+            FollowState::Current => format!("current, {} changed so far", status.changes),
+            FollowState::Behind => format!("behind: {error}; trying again"),
+            FollowState::Lost => format!("the source is lost: {error}; trying again"),
+            FollowState::Starting | FollowState::Syncing | FollowState::Stopped => return,
         };
-        if self.output.verbose || status.state != State::Current && !self.output.quiet {
+        if self.output.verbose || status.state != FollowState::Current && !self.output.quiet {
             self.output.note(&text);
         }
     }

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::time::Duration;
 use verbatim_client::{
-    Failure, FileDone, NO_TRANSPORT, Port, Progress, Quiet, Retry, SkipReason, Skipped, Summary,
+    Failure, FileDone, NO_TRANSPORT, Port, Progress, Retry, ServerSilence, SkipReason, Skipped,
+    Summary,
 };
 use verbatim_telemetry::Format;
 use verbatim_usage::{note, out};
@@ -211,7 +212,7 @@ fn time_left(progress: &Progress, rate: f64) -> String {
 
 fn remaining(progress: &Progress, rate: f64) -> String {
     match progress.quiet.filter(|quiet| quiet.so_far >= SILENCE_MIN) {
-        Some(Quiet { so_far, at_most }) => {
+        Some(ServerSilence { so_far, at_most }) => {
             let (so_far, at_most) = (so_far.as_secs(), at_most.as_secs());
             format!("no answer for {so_far} s, giving up at {at_most} s")
         }
@@ -304,7 +305,7 @@ mod tests {
 
     #[test]
     fn the_progress_line_names_a_silent_server_and_its_deadline() {
-        let quiet = |so_far| Some(Quiet { so_far, at_most: Duration::from_secs(60) });
+        let quiet = |so_far| Some(ServerSilence { so_far, at_most: Duration::from_secs(60) });
         let half = Progress { bytes: 50, bytes_known: 100, ..Progress::default() };
         let told = |so_far| time_left(&Progress { quiet: quiet(so_far), ..half.clone() }, 10.0);
         assert_eq!(told(Duration::from_millis(7900)), "no answer for 7 s, giving up at 60 s");
