@@ -1,14 +1,14 @@
-//! One connection of a client to a server, and the transfers over it. The modules, the lowest first;
-//! each imports only those before it:
+//! One connection of a client to a server, and the transfers over it. The modules, the lowest
+//! first; each imports only those before it:
 //!
-//! - `model`: values, such as locations, rules, placement and reports.
+//! - `model`: values, such as locations, policies, placement and reports.
 //! - `local_io`: the local ends: files, ranges in memory, buffers, pipes, spooled lists.
 //! - `connection`: links, workers, the clock, ids, messages, the rate, outcomes: the [`Engine`].
 //! - `transfer`: downloads, uploads, comparisons, folders and pipes, each an object that is handed
 //!   the engine.
 //!
 //! Never plans a copy, never waits, and never reads the control connection: `verbatim-client` does,
-//! and dispatches what comes to the activity that it is for.
+//! and dispatches each message to its activity.
 
 #![forbid(unsafe_code)]
 

@@ -1,22 +1,21 @@
-//! The clock of one session: the time as of the last wake, how long the session has gone on, and
-//! for how long the server has been silent. The time that this process was not let run counts
-//! against no deadline.
+//! The clock of one session: the time of the last wake, the running time of the copy, and the
+//! silence of the server. Time in which this process was stopped counts against no deadline.
 
 use crate::connection::silence::{SilenceStep, SilenceTimer};
 use std::time::{Duration, Instant};
 
-/// A turn that ends this much too late was not let run.
+/// A wake this late means that the process was stopped.
 const LATE_MIN: Duration = Duration::from_secs(1);
 
 /// The clock of one session, read once at each wake.
 pub struct Clock {
-    /// The time as of the last wake.
+    /// When the task last woke.
     woken_at: Instant,
     /// When the copy began, perhaps in an earlier session.
     begin: Instant,
-    /// How long this process was not let run.
+    /// How long this process was stopped in all.
     stalled: Duration,
-    /// When the server was last heard, or asked.
+    /// When the last reply arrived, or the last request left.
     last_reply: Instant,
     silence: SilenceTimer,
 }
@@ -33,7 +32,7 @@ impl Clock {
         self.woken_at = Instant::now();
     }
 
-    /// The time as of the last look.
+    /// When the task last woke. Reads no clock.
     pub(crate) fn woken_at(&self) -> Instant {
         self.woken_at
     }
@@ -43,14 +42,14 @@ impl Clock {
         self.begin = begin;
     }
 
-    /// How long the copy has gone on, by the clock of the deadlines.
+    /// How long the copy has run, without the time in which this process was stopped.
     pub(crate) fn now(&self) -> Duration {
         self.woken_at.saturating_duration_since(self.begin).saturating_sub(self.stalled)
     }
 
-    /// Discounts the time since `until`, when the session was to wake, if it is 1 s or more: this
-    /// process was stopped, or waited for the reader of its output. The server may have answered
-    /// long ago.
+    /// Discounts the time since `until`, when the session should have woken, if it is 1 s or more.
+    /// The process was stopped, or it waited for the reader of its output. The server may have
+    /// replied long ago.
     pub fn discount_stall(&mut self, until: Instant) {
         let late = self.woken_at.saturating_duration_since(until);
         if late >= LATE_MIN {
@@ -60,48 +59,49 @@ impl Clock {
         }
     }
 
-    /// The server was asked something just now.
+    /// Restarts the silence of the server: a request leaves now.
     pub(crate) fn request_sent(&mut self) {
         self.update();
         self.last_reply = self.woken_at;
     }
 
-    /// Notes that the server was asked at `now`, by a caller that does not read this clock.
+    /// Restarts the silence of the server: a request left at `now`. For callers that do not update
+    /// this clock.
     pub fn request_sent_at(&mut self, now: Instant) {
         self.last_reply = now;
     }
 
-    /// A message of the server came.
+    /// Notes a reply of the server.
     pub(crate) fn reply_received(&mut self) {
         self.last_reply = self.woken_at;
     }
 
-    /// Anything came from the server.
+    /// Notes any message or chunk of the server.
     pub(crate) fn received(&mut self) {
         self.silence.received(self.woken_at);
     }
 
-    /// How long ago the server last answered, or was last asked.
+    /// How long ago the last reply arrived, or the last request left.
     pub fn since_last_reply(&self) -> Duration {
         self.woken_at.saturating_duration_since(self.last_reply)
     }
 
-    /// How long the server has sent nothing at all.
+    /// How long the server has sent neither a message nor a chunk.
     pub fn silent_for(&self) -> Duration {
         self.silence.elapsed(self.woken_at)
     }
 
-    /// The next step about a silence, where `owed` says that the server owes an answer.
+    /// Advances the silence timer; `owed` says whether the server owes an answer.
     pub(crate) fn silence_step(&mut self, owed: bool, timeout: Duration) -> SilenceStep {
         self.silence.step(owed, self.woken_at, timeout)
     }
 
-    /// The server was asked, with this request, whether it is there.
+    /// Notes that this request probes whether the server is alive.
     pub(crate) fn probe_sent(&mut self, request: u32) {
         self.silence.probe_sent(request, self.woken_at);
     }
 
-    /// Whether a request asked that; then the silence is over.
+    /// Whether this request was the probe; the server is alive then.
     pub(crate) fn take_probe_reply(&mut self, request: u32) -> bool {
         self.silence.take_probe(request)
     }

@@ -1,10 +1,10 @@
-//! Folders get their metadata last: a file that lands in a folder changes its
-//! time, and a folder that may not be written to must take its files first.
+//! Defers the metadata of folders until their contents are complete. A new file changes the time of
+//! its folder, and a read-only folder must be writable until then.
 //!
-//! Everything that is still to be done in a folder holds its `DirGuard`; when the
-//! last holder is gone, the ending is due. A folder holds that of the folder it
-//! is in, so the innermost come first. At any time there are as many endings as
-//! the walk is deep and files are under way, however large the tree is.
+//! Each unfinished item in a folder holds the folder's `DirGuard`. When the last one is dropped,
+//! the metadata is due. A guard holds that of its parent, so inner folders come first. The number
+//! of guards is bounded by the depth of the walk and the files in flight, not by the size of the
+//! tree.
 
 use crate::connection::ledger::ItemKey;
 use std::sync::Arc;
@@ -12,35 +12,34 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use verbatim_files::Folder;
 use verbatim_proto::{Meta, WirePath};
 
-/// A folder whose metadata is set when nothing in it is left to do.
+/// Defers the metadata of one folder until the last clone is dropped.
 pub(crate) struct DirGuard {
     due: Option<DirMetaJob>,
     jobs: Sender<DirMetaJob>,
-    /// The folder it is in ends after it.
+    /// The parent folder gets its metadata later.
     _parent: ParentGuard,
 }
 
-/// What holds up the end of a folder, if it has one.
+/// The guard of the parent folder, if its metadata is deferred.
 pub(crate) type ParentGuard = Option<Arc<DirGuard>>;
 
-/// The ledger key of an item that is copied, and the folder that waits for it: travels with the item
-/// from the walk that finds it until it is over.
+/// An item of a copy: its ledger key and the guard of its parent folder. It travels with the item
+/// from the scan until the item is finished.
 pub struct WorkItem {
     /// The key of the item in the ledger.
     pub(crate) item: ItemKey,
-    /// The folder it is in, which ends after it: it is let go of with this, whatever becomes
-    /// of the rest.
+    /// The guard of the parent folder, released when this is dropped.
     pub(crate) parent: ParentGuard,
 }
 
 impl WorkItem {
-    /// Marks an item that no folder waits for.
+    /// An item whose parent folder has no deferred metadata.
     pub fn unguarded(item: ItemKey) -> Self {
         Self { item, parent: None }
     }
 }
 
-/// A folder that got all that is in it.
+/// A folder whose contents are complete and whose metadata is due.
 pub(crate) struct DirMetaJob {
     pub item: ItemKey,
     pub place: DirLocation,
@@ -48,7 +47,7 @@ pub(crate) struct DirMetaJob {
     pub meta: Meta,
 }
 
-/// Where a folder is.
+/// The path of a folder, here or at the server.
 pub(crate) enum DirLocation {
     Local(Arc<Folder>, WirePath),
     Remote(WirePath),
@@ -57,20 +56,20 @@ pub(crate) enum DirLocation {
 impl Drop for DirGuard {
     fn drop(&mut self) {
         if let Some(due) = self.due.take() {
-            // A session that is over sets no more metadata.
+            // The session has ended and sets no more metadata.
             let _ = self.jobs.send(due);
         }
     }
 }
 
-/// The folders a walk is in, the innermost last.
+/// The folders that a walk is in, the innermost last.
 #[derive(Default)]
 pub(crate) struct DirStack {
     open: Vec<(WirePath, Arc<DirGuard>)>,
 }
 
 impl DirStack {
-    /// Leaves the folders that `path` is not in, and returns the one it is in.
+    /// Pops the folders that do not contain `path`. Returns the guard of its parent.
     pub fn parent_of(&mut self, path: &WirePath) -> ParentGuard {
         while self.open.last().is_some_and(|(folder, _)| !path.is_below(folder)) {
             self.open.pop();
@@ -78,19 +77,19 @@ impl DirStack {
         self.open.last().map(|(_, guard)| guard.clone())
     }
 
-    /// Enters a folder.
+    /// Pushes a folder that the walk enters.
     pub fn push(&mut self, path: WirePath, guard: Arc<DirGuard>) {
         self.open.push((path, guard));
     }
 }
 
-/// The endings of a session.
+/// The deferred metadata of a session.
 pub(crate) struct DirGuards {
     sender: Sender<DirMetaJob>,
     receiver: Receiver<DirMetaJob>,
-    /// Those of local folders that are due.
+    /// Local folders whose metadata is due.
     local: Vec<DirMetaJob>,
-    /// Those of remote folders that are due.
+    /// Remote folders whose metadata is due.
     remote: Vec<DirMetaJob>,
 }
 
@@ -102,7 +101,7 @@ impl Default for DirGuards {
 }
 
 impl DirGuards {
-    /// Plans the end of a folder.
+    /// Defers the metadata of a folder until the returned guard is dropped.
     pub fn guard(
         &self,
         place: DirLocation,
@@ -119,18 +118,18 @@ impl DirGuards {
         self.local.is_empty() && self.remote.is_empty()
     }
 
-    /// How many folders are done and wait for their metadata.
+    /// How many folders wait for their metadata to be set.
     pub fn queued(&self) -> usize {
         self.local.len() + self.remote.len()
     }
 
-    /// The next local folders that are due, at most so many.
+    /// Takes at most `count_max` local folders whose metadata is due.
     pub fn take_local(&mut self, count_max: usize) -> Vec<DirMetaJob> {
         self.gather();
         self.local.drain(..self.local.len().min(count_max)).collect()
     }
 
-    /// The same of remote ones.
+    /// Takes at most `count_max` remote folders whose metadata is due.
     pub fn take_remote(&mut self, count_max: usize) -> Vec<DirMetaJob> {
         self.gather();
         self.remote.drain(..self.remote.len().min(count_max)).collect()
@@ -154,7 +153,7 @@ mod tests {
         WirePath::parse(text.as_bytes()).expect("plain")
     }
 
-    /// The labels of the endings that are due.
+    /// The labels of the folders whose metadata is due.
     fn due(guards: &mut DirGuards) -> Vec<String> {
         guards.gather();
         guards.remote.drain(..).map(|due| due.label).collect()
@@ -170,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_ends_after_all_in_it_and_the_inner_ones_first() {
+    fn folders_are_due_after_their_contents_and_inner_folders_first() {
         let mut guards = DirGuards::default();
         let mut dir_stack = DirStack::default();
         drop(enter(&guards, &mut dir_stack, ""));
@@ -178,7 +177,7 @@ mod tests {
         let file = dir_stack.parent_of(&path("a/file"));
         drop(enter(&guards, &mut dir_stack, "a/b"));
         drop(enter(&guards, &mut dir_stack, "a/b/c"));
-        // A name that only begins alike is not in the folder.
+        // A name with the same prefix is not in the folder.
         drop(enter(&guards, &mut dir_stack, "a/bc"));
         assert_eq!(due(&mut guards), ["a/b/c", "a/b"]);
         drop(enter(&guards, &mut dir_stack, "d"));

@@ -1,41 +1,41 @@
-//! Why there is no session, or why it ended, and what that means for a copy:
-//! each error has a code, and a hint for the user.
+//! Errors that prevent or end a session, each with a code for the copy and a hint for the user.
+//! Owns neither sessions nor retries: `verbatim-client` decides those.
 
 use crate::model::report::hint_of;
 use verbatim_control::ControlError;
 use verbatim_fabric::FabricError;
 use verbatim_proto::{Code, Fault};
 
-/// Why there is no session.
+/// Why a session could not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The server cannot be reached, trusted, or does not let this client in.
+    /// The server cannot be reached, is not trusted, or rejects this client.
     #[error("{0}")]
     Control(#[from] ControlError),
-    /// No worker could be started, or RDMA was insisted on and cannot be used.
+    /// No worker could be started, or the user requires RDMA and it does not work.
     #[error("{0}")]
     Fabric(#[from] FabricError),
     /// The server refused a request.
     #[error("{0}")]
     Fault(#[from] Fault),
-    /// The session was ended before it answered.
+    /// The session ended before the server answered.
     #[error("{peer} ended the session: {fault}")]
     Ended {
         /// The server.
         peer: String,
-        /// Why.
+        /// Why it ended.
         fault: Fault,
     },
 }
 
 impl ClientError {
-    /// What to do about it.
+    /// The next step for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Control(error) => error.hint(),
             Self::Fabric(error) => error.hint().map(str::to_owned),
             Self::Fault(fault) => match fault.code {
-                // What to do then is another thing for each command.
+                // The hint depends on the command.
                 Code::IsFolder | Code::BadPath => None,
                 code => hint_of(code).map(str::to_owned),
             },
@@ -44,7 +44,7 @@ impl ClientError {
     }
 }
 
-/// What the end of a connection means for the copy.
+/// The fault of the copy that this error causes.
 pub fn fault_of(error: &ClientError) -> Fault {
     let code = match error {
         ClientError::Fault(fault) | ClientError::Ended { fault, .. } => fault.code,

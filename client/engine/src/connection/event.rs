@@ -1,5 +1,5 @@
-//! What workers and links report to an engine. Answers of jobs go to the
-//! activities that began them instead.
+//! Reports of workers and links to an engine. Answers of jobs go to the activities that started
+//! them.
 
 use verbatim_fabric::{FabricError, Link};
 use verbatim_proto::message::{LinkId, Tag};
@@ -8,50 +8,50 @@ use verbatim_proto::write::Posted;
 
 /// A report of a worker or a link, for [`Engine::event`](super::Engine::event).
 pub enum WorkerEvent {
-    /// A read of a chunk ended, well or badly.
+    /// The read of a chunk has completed or failed.
     Fetched {
-        /// The link it was for.
+        /// The link of the read.
         link: LinkId,
-        /// Its slot on that link, which is free again.
+        /// The slot of the link that is free again.
         slot: u16,
-        /// The outcome of each piece, or that the link broke first.
+        /// The outcome of each piece, or that the link was lost.
         outcome: Outcome,
-        /// Bytes of the chunk that a local basis had, so that no link carried them.
+        /// Bytes of the chunk that came from a local basis, not over a link.
         basis_bytes: u64,
     },
-    /// A write of a chunk was posted, or could not be.
+    /// The write of a chunk was posted, or could not be.
     Posted {
-        /// The chunk, as the machine that writes named it.
+        /// The tag of the chunk's grant.
         tag: Tag,
-        /// The digests of each piece, or why it was not posted.
+        /// The digests of each piece, or why the chunk was not posted.
         posted: Posted,
     },
-    /// A link broke while in use.
+    /// A link was lost.
     LinkLost {
-        /// The link that is gone.
+        /// The lost link.
         link: LinkId,
-        /// Why it broke.
+        /// The cause.
         error: FabricError,
     },
-    /// A link was connected and tried, or could not be connected.
+    /// A link was connected and proven, or could not be connected.
     LinkMade {
-        /// The link that was asked for.
+        /// The link that was requested.
         link: LinkId,
-        /// The link, or why there is none.
+        /// The link, or why it could not be made.
         made: Result<Box<dyn Link>, FabricError>,
     },
-    /// A queue pair was connected, but read no page of the server.
+    /// A queue pair was connected, but could not read a page of the server.
     LinkUnproven {
-        /// The link that was tried.
+        /// The link of the queue pair.
         link: LinkId,
         /// Why the page did not arrive.
         error: FabricError,
     },
-    /// The pause before a lost link is asked for again is over.
+    /// The pause before a lost link reconnects is over.
     LinkWanted {
-        /// The link to ask for.
+        /// The link to request.
         link: LinkId,
     },
-    /// A worker has no memory for a chunk; the session ends.
+    /// A worker could not allocate a buffer; the session ends.
     WorkerFailed(FabricError),
 }

@@ -1,20 +1,19 @@
-//! The descriptors that files of a session take, counted and bounded: a file takes one for
-//! itself, one for its journal or memo where it may be gone on with, and one for
-//! what it replaces where that is compared with it. They come back when the file
-//! is let go of. Owned by the session; asked before a file is begun.
+//! Bounds the file descriptors of a session's transfers. A file needs one for itself, one for the
+//! journal or digests that let it resume, and one for its basis. A reservation returns them when it
+//! is dropped. The session asks before it opens a file.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use verbatim_files::target::LASTING_BYTES_MIN;
 
-/// How many are taken.
+/// The descriptors of a session and how many are reserved.
 #[derive(Debug)]
 pub(crate) struct FdBudget {
     reserved: Arc<AtomicUsize>,
     max: usize,
 }
 
-/// Some that are taken, until this is dropped.
+/// Reserved descriptors, returned on drop.
 #[derive(Debug)]
 pub(crate) struct FdReservation {
     budget: Arc<AtomicUsize>,
@@ -22,12 +21,12 @@ pub(crate) struct FdReservation {
 }
 
 impl FdBudget {
-    /// A budget of so many.
+    /// A budget of `max` descriptors.
     pub fn new(max: usize) -> Self {
         Self { reserved: Arc::default(), max }
     }
 
-    /// How many there are.
+    /// The size of the budget.
     pub fn max(&self) -> usize {
         self.max
     }
@@ -41,7 +40,7 @@ impl FdBudget {
         self.reserved.load(Ordering::Relaxed)
     }
 
-    /// Takes those of a file of this size.
+    /// Reserves the descriptors for a file of this size.
     pub fn reserve(&self, size: u64, has_basis: bool) -> FdReservation {
         let count = 1 + usize::from(size >= LASTING_BYTES_MIN) + usize::from(has_basis);
         self.reserved.fetch_add(count, Ordering::Relaxed);
@@ -60,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_large_file_that_replaces_another_takes_three_and_gives_them_back() {
+    fn a_large_file_with_a_basis_reserves_three_and_returns_them() {
         let fds = FdBudget::new(6);
         let files = [(1, false), (LASTING_BYTES_MIN, false), (LASTING_BYTES_MIN, true)];
         let reserved: Vec<FdReservation> =

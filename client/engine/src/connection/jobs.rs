@@ -1,6 +1,6 @@
-//! Jobs of one activity: file work on the blocking pool, whose answers come back to the activity
-//! that began them and to no other. A session has one waker for the jobs of all its activities.
-//! Each job answers once, so the callers' bounds on jobs bound the answers that wait.
+//! Jobs of one activity: blocking file work on tokio's blocking pool. Answers go to the activity
+//! that started the job. All activities of a session share one waker. Each job answers once, so the
+//! callers' bounds on jobs also bound the queued answers.
 
 use crate::local_io::waker::Waker;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +14,7 @@ pub struct Jobs<E> {
 }
 
 impl<E: Send + 'static> Jobs<E> {
-    /// No jobs yet; their answers wake the task of `waker`.
+    /// An empty set of jobs, whose answers wake the task of `waker`.
     pub fn new(waker: &Waker) -> Self {
         let (sender, answers) = unbounded_channel();
         Self { answers, sender, waker: waker.clone() }
@@ -24,7 +24,7 @@ impl<E: Send + 'static> Jobs<E> {
     /// panic, which [`Waker::has_panicked`] reports. Needs a tokio runtime.
     pub fn run(&self, work: impl FnOnce() -> E + Send + 'static) {
         let sender = self.sender.clone();
-        // A session that is gone needs no answer.
+        // A session that has ended needs no answer.
         run(&self.waker, work, move |answer| drop(sender.send(answer)));
     }
 
@@ -34,8 +34,8 @@ impl<E: Send + 'static> Jobs<E> {
     }
 }
 
-/// Runs `work` on the blocking pool, hands its answer to `tell`, and wakes the task of the session;
-/// also after a panic, for whose answer it would wait for ever.
+/// Runs `work` on the blocking pool, hands its answer to `tell`, and wakes the session's task.
+/// Wakes it after a panic too: the task would wait for ever for the answer.
 pub(crate) fn run<E>(
     waker: &Waker,
     work: impl FnOnce() -> E + Send + 'static,
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_job_wakes_its_session_with_an_answer_or_with_its_panic() {
+    async fn a_job_wakes_its_session_with_an_answer_or_a_panic() {
         let waker = Waker::default();
         let mut jobs = Jobs::new(&waker);
         jobs.run(|| 7);

@@ -1,5 +1,5 @@
-//! How people name something in a tree: the name of the tree, and the path
-//! below it.
+//! Labels of entries in messages: the name of the tree as the user wrote it, and the path below it.
+//! Labels are for people; the ledger keys items by path.
 
 use std::fmt::Write;
 use verbatim_proto::WirePath;

@@ -1,16 +1,16 @@
-//! A queue that gives the largest first, so that a copy does not end with one
-//! large file alone on one stream. Small files keep their order: they travel
-//! packed, and those of one folder are best opened together.
+//! A queue that returns the largest file first, so that a copy does not end with one large file on
+//! one stream. Small files keep their order: they travel packed, and files of one folder are
+//! cheapest to open together.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use verbatim_proto::units::PACKED_FILE_BYTES_MAX;
 
-/// Things with a size, the largest first, those of one size in order.
+/// Items with a size, the largest first; items of one size in order.
 pub(crate) struct LargestFirst<T> {
     large: BTreeMap<(Reverse<u64>, u64), T>,
     next: u64,
-    /// All that travels packed is of one size.
+    /// Files that travel packed, whatever their size.
     small: VecDeque<T>,
 }
 
@@ -42,7 +42,7 @@ impl<T> LargestFirst<T> {
         self.large.is_empty() && self.small.is_empty()
     }
 
-    /// All that is left, in order.
+    /// The remaining items, in order.
     pub fn into_items(self) -> impl Iterator<Item = T> {
         self.large.into_values().chain(self.small)
     }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_goes_first_and_small_ones_keep_their_order() {
+    fn the_largest_file_comes_first_and_small_files_keep_their_order() {
         let mut queue = LargestFirst::default();
         for (bytes, name) in
             [(3, "a"), (1 << 20, "b"), (7, "c"), (1 << 30, "d"), (1 << 20, "e"), (5, "f")]

@@ -1,11 +1,10 @@
-//! What outlives a session: which files of a copy are over, which were begun,
-//! and the sums for the summary. A copy hands it from one session to the next,
-//! so that nothing is copied, counted or told twice.
+//! The record of a copy across its sessions: finished items, unfinished items, and the totals for
+//! the summary. Each session hands it to the next, so that nothing is copied, counted or reported
+//! twice.
 //!
-//! Memory: 16 bytes of hash for each file that is over (about 35 MB for a
-//! million, as the table grows). Less would do if scans could go on where they
-//! were, but a scan dies with its server, and the order of a folder may change:
-//! a position could skip a file in silence, a set of names cannot.
+//! Memory: a 16-byte hash for each finished item, about 35 MB for a million with the free space of
+//! the table. A position in the scan would be smaller. But a scan ends with its server, and the
+//! order of a folder may change, so a position could silently skip a file.
 
 use crate::local_io::spool::Spool;
 use crate::model::report::{Failure, Planned, Summary};
@@ -16,13 +15,13 @@ use verbatim_proto::message::EntryKind;
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
-/// Unfinished files kept by name: those open and those queued when a session broke.
+/// The most unfinished items: those open and those queued when a session broke.
 const UNFINISHED_MAX: usize = 4 * OPEN_FILES_MAX;
 
-/// Failures kept with their cause: a file that failed has no other names either.
+/// The most failures whose cause is stored; hard links to a failed file fail with it.
 const FAULTS_MAX: usize = 1 << 16;
 
-/// Room for what most items are named by: every file of a tree has one made, twice.
+/// Fits the bytes of most keys: each file of a tree gets one built twice.
 const KEY_BYTES: usize = 256;
 
 /// The key of one file, folder or link of a copy in its ledger, the same in every session: 16 bytes
@@ -63,7 +62,7 @@ impl ItemKey {
     }
 }
 
-/// Something that was not finished when a session broke.
+/// An item that was unfinished when a session broke.
 struct UnfinishedItem {
     label: String,
     started: bool,
@@ -73,20 +72,20 @@ struct UnfinishedItem {
 pub struct Ledger {
     /// When the first session began.
     pub begin: Instant,
-    /// The sums so far.
+    /// The totals so far.
     pub summary: Summary,
     finished: HashSet<ItemKey>,
-    /// Changes of a mirror that were told, and are not over.
+    /// Changes of a mirror that were reported and are not finished.
     reported: HashSet<ItemKey>,
-    /// Why some of what is over failed, `FAULTS_MAX` of them.
+    /// Causes of failures, `FAULTS_MAX` at most.
     faults: HashMap<ItemKey, Fault>,
     unfinished: HashMap<ItemKey, UnfinishedItem>,
-    /// What did not fit, while that is no failure yet.
+    /// Items that failed for lack of space, while a retry may still succeed.
     no_space: Option<Spool<NoSpaceFailure>>,
     peer: String,
 }
 
-/// Something that did not fit: what it is in the books, its name, and why.
+/// An item that failed for lack of space: its key, its label, and the fault.
 type NoSpaceFailure = (ItemKey, String, Fault);
 
 impl Ledger {
@@ -104,13 +103,12 @@ impl Ledger {
         }
     }
 
-    /// Notes that a change of a mirror is reported; whether that is the first time.
+    /// Notes that a change of a mirror is reported. Returns whether this is the first report.
     pub fn is_first_report(&mut self, item: ItemKey) -> bool {
         !self.finished.contains(&item) && self.reported.insert(item)
     }
 
-    /// Why an item failed. The causes of 65,536 failures are kept; past that, an item that is over
-    /// counts as failed.
+    /// Why an item failed. Once 65,536 causes are stored, any finished item counts as failed.
     pub fn fault_of(&self, item: ItemKey) -> Option<Fault> {
         let unsure = || {
             let finished = self.faults.len() >= FAULTS_MAX && self.finished.contains(&item);
@@ -131,12 +129,12 @@ impl Ledger {
         self.finished.len() as u64
     }
 
-    /// Whether an earlier session of this copy had begun it.
+    /// Whether an earlier session of this copy had started the item.
     pub(crate) fn was_started(&self, item: ItemKey) -> bool {
         self.unfinished.get(&item).is_some_and(|unfinished| unfinished.started)
     }
 
-    /// A file is done.
+    /// Counts a finished file.
     pub(crate) fn done(&mut self, item: ItemKey, bytes: u64) {
         self.unfinished.remove(&item);
         self.reported.remove(&item);
@@ -146,7 +144,7 @@ impl Ledger {
         }
     }
 
-    /// Forgets that a file is done: the tree it was in is gone, so it is copied and counted again.
+    /// Forgets that a file is finished: its tree was removed, so it is copied and counted again.
     pub fn forget_done(&mut self, item: ItemKey, bytes: u64) {
         if self.fault_of(item).is_none() && self.finished.remove(&item) {
             self.summary.files = self.summary.files.saturating_sub(1);
@@ -154,17 +152,17 @@ impl Ledger {
         }
     }
 
-    /// Keeps items that fail for lack of space apart from now on, because deletes may free some.
+    /// Defers items that fail for lack of space from now on, because deletes may free some.
     pub fn defer_no_space(&mut self) {
         self.no_space = Some(Spool::default());
     }
 
-    /// How many items are kept apart for lack of space.
+    /// How many items are deferred for lack of space.
     pub fn no_space_count(&self) -> u64 {
         self.no_space.as_ref().map_or(0, Spool::count)
     }
 
-    /// Leaves the items kept apart for lack of space to the next session.
+    /// Notes the items deferred for lack of space as unfinished, for the next session.
     pub fn note_no_space_unfinished(&mut self) {
         let Some(mut no_space) = self.no_space.take() else { return };
         while let Ok(page) = no_space.take_first()
@@ -174,12 +172,12 @@ impl Ledger {
         }
     }
 
-    /// Returns the items kept apart for lack of space. From now on such an item has failed.
+    /// Returns the items deferred for lack of space. From now on lack of space is a failure.
     pub fn take_no_space(&mut self) -> Option<Spool<NoSpaceFailure>> {
         self.no_space.take()
     }
 
-    /// Something failed for good; says how to tell it, if it was not told before.
+    /// Counts a permanent failure. Returns its report, unless the item was finished before.
     pub(crate) fn failed(&mut self, item: ItemKey, path: String, fault: Fault) -> Option<Failure> {
         if let Some(no_space) = &mut self.no_space
             && fault.code == Code::NoSpace
@@ -202,7 +200,7 @@ impl Ledger {
         Some(Failure { path, peer: self.peer.clone(), fault })
     }
 
-    /// Something is left alone; says whether this is news.
+    /// Counts a skipped item. Returns whether it is to be reported.
     pub(crate) fn skipped(&mut self, item: ItemKey) -> bool {
         self.unfinished.remove(&item);
         let news = self.finished.insert(item);
@@ -210,7 +208,7 @@ impl Ledger {
         news
     }
 
-    /// Something would be copied; says whether this is news.
+    /// Counts an item that a dry run would copy. Returns whether it is to be reported.
     pub(crate) fn planned(&mut self, item: ItemKey, planned: &Planned) -> bool {
         self.unfinished.remove(&item);
         let news = self.finished.insert(item);
@@ -234,18 +232,18 @@ impl Ledger {
         }
     }
 
-    /// A folder or link is made, or has its metadata.
+    /// Notes a folder or link that was created, or that got its metadata.
     pub(crate) fn made(&mut self, item: ItemKey) {
         self.unfinished.remove(&item);
     }
 
-    /// Notes that the walk of tree `work` is complete.
+    /// Notes that the scan of tree `work` is complete.
     pub fn scan_finished(&mut self, work: u32) {
         self.unfinished.remove(&ItemKey::unscanned(work));
     }
 
-    /// Fails all unfinished items with `fault`, because no session follows. Returns them by name, each
-    /// once.
+    /// Fails all unfinished items with `fault`, because no session follows. Returns the failures by
+    /// label, each once.
     pub fn fail_unfinished(&mut self, fault: &Fault) -> Vec<Failure> {
         let mut unfinished: Vec<_> = std::mem::take(&mut self.unfinished).into_iter().collect();
         unfinished.sort_by(|(_, a), (_, b)| a.label.cmp(&b.label));
@@ -265,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_look_alike_are_different_items() {
+    fn different_names_with_equal_labels_are_different_items() {
         let (a, b) = (path(b"x\xff"), path(b"x\xfe"));
         assert_eq!(a.to_string(), b.to_string(), "both are shown with a replacement");
         assert_ne!(ItemKey::new(0, &a), ItemKey::new(0, &b));
@@ -274,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_counted_or_told_twice() {
+    fn an_item_is_counted_and_reported_once() {
         let mut ledger = Ledger::new("host:1");
         let (a, b) = (ItemKey::new(0, &path(b"a")), ItemKey::new(0, &path(b"b")));
         let fault = Fault::new(Code::NotFound, "gone");
@@ -293,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_once_and_what_failed_is_known_by_its_cause() {
+    fn a_change_is_reported_once_and_a_failure_keeps_its_cause() {
         let mut ledger = Ledger::new("host:1");
         let items = [b"a", b"b"].map(|name| ItemKey::new(0, &path(name)));
         assert!(ledger.is_first_report(items[0]) && !ledger.is_first_report(items[0]));
@@ -310,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_fails_once_and_only_if_no_session_finished_it() {
+    fn an_unfinished_item_fails_once_unless_a_session_finished_it() {
         let mut ledger = Ledger::new("host:1");
         let items = [b"a", b"b", b"c"].map(|name| ItemKey::new(0, &path(name)));
         ledger.note_unfinished(items[2], "c".into(), false);

@@ -1,5 +1,5 @@
-//! What a worker has of one link: the buffers that chunks come into and go from,
-//! and what it has not told the session yet.
+//! A worker's state of one link: its read slots, its write buffers, and the events that wait to be
+//! sent together.
 
 use crate::connection::event::WorkerEvent;
 use verbatim_fabric::Buffer;
@@ -7,12 +7,12 @@ use verbatim_fabric::slots::{MakeBuffer, SlotPool};
 use verbatim_proto::message::LinkId;
 use verbatim_proto::units::ANSWERS_TOGETHER;
 
-/// What a worker has of one link.
+/// A worker's buffers and deferred events of one link.
 pub(crate) struct LinkBuffers {
     pub id: LinkId,
-    /// How many chunks are on their way.
+    /// Chunks in flight to this side.
     pub fetches_in_flight: usize,
-    /// What became of others meanwhile, to be told with the next.
+    /// Outcomes of completed reads, sent with the next one.
     pub deferred: Vec<WorkerEvent>,
     pub reads: SlotPool,
     pub writes: Vec<Buffer>,
@@ -26,14 +26,14 @@ impl LinkBuffers {
         Self { id, fetches_in_flight: 0, deferred, reads, writes, make_buffer, chunk_bytes }
     }
 
-    /// Takes back a buffer that was written from; it keeps no file open.
+    /// Takes back a write buffer, and drops the file that it sends from.
     pub fn recycle_write_buffer(&mut self, mut buffer: Buffer) {
         buffer.set_len(0);
         self.writes.push(buffer);
     }
 
-    /// A fetch ended; returns what is to be told now. Only what may wait, and what the end of
-    /// another fetch is sure to follow, is kept.
+    /// Notes a completed read. Returns the events to send now: they wait only if another read is
+    /// sure to follow.
     pub fn fetch_ended(&mut self, event: WorkerEvent, may_wait: bool) -> Vec<WorkerEvent> {
         self.fetches_in_flight -= 1;
         self.deferred.push(event);
@@ -48,7 +48,7 @@ mod tests {
     use verbatim_proto::read::Outcome;
 
     #[test]
-    fn a_fetch_is_told_of_with_the_next_one_that_is_on_its_way() {
+    fn a_completed_read_is_reported_with_the_next_one_in_flight() {
         let slot_of = |event: WorkerEvent| match event {
             WorkerEvent::Fetched { slot, .. } => slot,
             _ => panic!("nothing else is told"),

@@ -1,6 +1,6 @@
-//! The links of a session: made side by side, made anew with a pause when one
-//! is lost, given up when new ones die without carrying a chunk. Those of a
-//! rail that fails are made anew on another or over TCP, and go back when it works.
+//! Connects the links of a session in parallel, reconnects lost ones after a pause, and gives up
+//! when new ones keep dying without a chunk. Links of a failed rail move to another rail or to TCP,
+//! and return when the rail works again.
 
 use crate::connection::event::WorkerEvent;
 use crate::connection::transport::Carrier;
@@ -18,43 +18,43 @@ use verbatim_proto::message::{
 use verbatim_proto::read::Outcome;
 use verbatim_proto::{Code, Fault};
 
-/// Links lost in a row, without a chunk between them, before the session gives up.
+/// Links lost in a row, without a chunk in between, before the session gives up.
 const LOSSES_MAX: u32 = 10;
 
-/// Links of a device lost in a row, without a chunk between them, for each stream, before their
-/// rail is left: they go on on another, or over TCP.
+/// Links of a device lost in a row for each stream, without a chunk in between, before they leave
+/// the rail for another one or for TCP.
 const DEVICE_LOSSES_PER_STREAM_MAX: usize = 2;
 
-/// The pause before a lost link is made anew, doubled with each loss in a row.
+/// The first pause before a lost link reconnects; doubled with each loss in a row.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 
-/// Between what a transfer ran over before and after.
+/// Separates successive transports of a copy in the summary.
 const THEN: &str = ", then ";
 
-/// How often that is told.
+/// The most successive transports that the summary names.
 const PHASES_MAX: usize = 4;
 
-/// The longest pause.
+/// The longest pause before a lost link reconnects.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// The links of one connection: which are up, which are being made, and what they run over.
+/// The links of one connection: which are up, which are connecting, and their transport.
 #[derive(Default)]
 pub struct Links {
     up: HashSet<LinkId>,
-    /// Asked for, or on the way back.
+    /// Links that are requested, or wait to reconnect.
     connecting: HashSet<LinkId>,
-    /// Asked for and not answered, and whether a queue pair was offered.
+    /// Links requested without an answer yet, and whether the offer was a queue pair.
     unanswered: HashMap<LinkId, bool>,
-    /// The server's rail of links that are being made.
+    /// The server's rail of each connecting link.
     server_rails: HashMap<LinkId, u16>,
-    /// Given up, to be made anew on a better rail.
+    /// A link that was dropped to reconnect on a better rail.
     moving: Option<LinkId>,
-    /// The machine that reads has slots without links.
+    /// The read machine has slots without links, for a comparison.
     virtual_links: bool,
     consecutive_losses: u32,
-    /// How many links broke so far; those moved to a better port do not count.
+    /// Links lost so far, without those moved to a better port.
     pub lost: u64,
-    /// What links run over, and ran over before; `None` until one is up.
+    /// The transports of the links, in order; `None` until a link is up.
     pub transport: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl Links {
         self.up.len()
     }
 
-    /// Notes what a new link runs over: what follows on what, several ports of a kind together.
+    /// Notes the transport of a new link: transports in order, ports of a kind together.
     fn note_transport(&mut self, transport: &str) {
         let Some(known) = &mut self.transport else {
             self.transport = Some(transport.to_owned());
@@ -76,7 +76,7 @@ impl Links {
         if same_kind && (port.is_empty() || last.split([' ', ',']).any(|it| it == port)) {
             return;
         }
-        // A transfer that goes to and fro is told by how it began.
+        // A copy that moves to and fro names only its first transports.
         if same_kind {
             known.push_str(&format!(", {port}"));
         } else if before.matches(THEN).count() < PHASES_MAX {
@@ -86,7 +86,7 @@ impl Links {
 }
 
 impl Engine {
-    /// A read over a link ended; one that landed shows that its link works.
+    /// Notes the outcome of a read; a chunk that arrived shows that its link works.
     pub(crate) fn note_fetch(&mut self, link: LinkId, outcome: &Outcome) {
         if matches!(outcome, Outcome::Landed(_)) {
             self.clock.received();
@@ -95,8 +95,8 @@ impl Engine {
         }
     }
 
-    /// The server answered; one that says a chunk is stored shows that the link it came over
-    /// works. That it was posted does not.
+    /// Notes the chunks that the server has stored, which shows that their links work. A posted
+    /// chunk does not.
     pub(crate) fn note_stored_chunks(&mut self, reply: &WriteReply) {
         let WriteReply::Granted { verdicts, .. } = reply else { return };
         for (tag, _) in verdicts.iter().filter(|(_, all)| all.contains(&Verdict::Stored)) {
@@ -107,7 +107,7 @@ impl Engine {
         }
     }
 
-    /// Asks the server for all links, unless some are up or on the way.
+    /// Requests all links from the server, unless some are up or connecting.
     pub fn attach_links(&mut self) {
         if self.links.up.is_empty() && self.links.connecting.is_empty() {
             for index in 0..self.streams {
@@ -116,7 +116,7 @@ impl Engine {
         }
     }
 
-    /// Gives the machine that reads its slots without links, which a comparison of files needs not.
+    /// Gives the read machine its slots without links: a comparison needs none.
     pub fn add_virtual_links(&mut self) {
         self.links.virtual_links = true;
         for index in 0..self.streams {
@@ -124,7 +124,7 @@ impl Engine {
         }
     }
 
-    /// A machine gives up a link whose work takes too long.
+    /// Drops a link whose work takes too long for a machine.
     pub(crate) fn drop_link(&mut self, link: LinkId) {
         if !self.links.virtual_links {
             return self.send_command(link, Command::Drop(link));
@@ -134,10 +134,10 @@ impl Engine {
         self.fail_session(Fault::new(Code::TimedOut, text));
     }
 
-    /// Makes or tries a link on the blocking pool.
+    /// Connects or proves a link on the blocking pool.
     fn link_job(&self, work: impl FnOnce() -> WorkerEvent + Send + 'static) {
         let events = self.events.clone();
-        // A session that is gone needs no link.
+        // A session that has ended needs no link.
         jobs::run(&self.waker, work, move |event| drop(events.try_send(event)));
     }
 
@@ -148,16 +148,16 @@ impl Engine {
                 self.links.unanswered.insert(link, matches!(offer, LinkOffer::Verbs { .. }));
                 self.send(ClientMessage::Attach { link, offer });
             }
-            // Not a lost link, which would be tried again: it would be refused again.
+            // Do not retry as for a lost link: the offer would fail again.
             Err(error) => self.fail_session(Fault::new(Code::Limit, error.to_string())),
         }
     }
 
     pub(crate) fn attached(&mut self, link: LinkId, answer: Result<LinkAnswer, Fault>) {
         match (self.links.unanswered.remove(&link), &answer) {
-            // That data may no more move over it is told of a link that is up.
+            // The server may report on a link that is up that data must leave it.
             (None, Err(fault)) if fault.code == Code::Denied => {}
-            // One link would be two, and nothing would bound how many.
+            // A duplicate answer would make a second link, without a bound.
             (None, _) => return self.protocol_violation("a link"),
             (Some(true), Ok(LinkAnswer::Tcp { .. } | LinkAnswer::Sim { .. })) => {
                 return self.protocol_violation("a link without a device");
@@ -185,7 +185,7 @@ impl Engine {
             }
             Ok(LinkAnswer::Verbs { address }) => self.prove(link, 0, &address),
             Ok(LinkAnswer::Rail(RailAnswer { rail, address })) => self.prove(link, rail, &address),
-            // More queue pairs than the server gives one client: those there are will do.
+            // The server limits the queue pairs of one client: the existing ones suffice.
             Err(fault) if fault.code == Code::Limit && self.has_others(link) => {
                 tracing::debug!(?link, fault = fault.text, "link refused");
                 self.links.connecting.remove(&link);
@@ -202,7 +202,7 @@ impl Engine {
         }
     }
 
-    /// Connects inside TLS, to the server that this session is with and no other.
+    /// Joins inside TLS, and only with the server of this session.
     fn join_sealed(&mut self, link: LinkId, SealedAnswer { secret, reason }: SealedAnswer) {
         if let Err(error) = self.carrier.seal(&reason) {
             return self.fail_session(Fault::new(Code::Denied, error.to_string()));
@@ -215,12 +215,12 @@ impl Engine {
                 .map_err(|error| FabricError::system("cannot join the session", error))
                 .and_then(|(stream, tls)| TcpLink::sealed(stream, tls, SoftDomain::new()))
                 .map(|link| Box::new(link) as Box<dyn Link>);
-            // A session that is gone needs no link.
+            // A session that has ended needs no link.
             let _ = events.try_send(WorkerEvent::LinkMade { link, made });
         });
     }
 
-    /// Connects a queue pair to that of the server, which ends at this rail, and tries it.
+    /// Connects a queue pair to the server's, on this server rail, and proves it.
     fn prove(&mut self, link: LinkId, rail: u16, address: &[u8]) {
         match self.carrier.connect(link, address) {
             Ok(unproven) => {
@@ -230,13 +230,13 @@ impl Engine {
                     Err(error) => WorkerEvent::LinkUnproven { link, error },
                 });
             }
-            // The server has made its half, and may have granted slots on it.
+            // The server has connected its end and may have granted slots on it.
             Err(error) => self.link_unproven(link, &error),
         }
     }
 
-    /// The server does not let data move over a link: one that is up is ended here too, one that
-    /// is being tried will fail at that, and one that was asked for is asked for anew.
+    /// The server forbids data on a link: drops it if it is up, requests it again if it was only
+    /// requested. A link that is being proven will fail at that.
     fn drop_forbidden_link(&mut self, link: LinkId) {
         if self.links.up.contains(&link) {
             self.send_command(link, Command::Drop(link));
@@ -251,16 +251,16 @@ impl Engine {
         !self.links.up.is_empty() || self.links.connecting.iter().any(|it| *it != link)
     }
 
-    /// A link was made and carries nothing.
+    /// A queue pair was connected but carries no data.
     pub(crate) fn link_unproven(&mut self, link: LinkId, error: &FabricError) {
-        // The server may have granted slots on it, and must take them back.
+        // The server may have granted slots on it and must revoke them.
         self.write.link_down(link, self.now());
         self.send(ClientMessage::Fence { link });
         self.fall_back(link, &error.with_hint());
     }
 
-    /// A link cannot be made on its rail, or not kept: this one and all to come use another, or
-    /// TCP. Links of the rail that still work are left to.
+    /// A link cannot connect on its rail, or stay there: it and all later ones use another rail, or
+    /// TCP. Working links of the rail stay.
     fn fall_back(&mut self, link: LinkId, reason: &str) {
         self.carrier.fail(link, reason, self.now());
         self.reattach(link);
@@ -275,8 +275,8 @@ impl Engine {
         self.attach(LinkId { epoch, ..link });
     }
 
-    /// Moves one link back to a port that works again: drops it, and makes it anew there. Does nothing
-    /// while a link is being made.
+    /// Moves one link back to a port that works again: drops it and reconnects it there. Does
+    /// nothing while a link is connecting.
     pub fn move_links_to_preferred_port(&mut self) {
         if self.links.moving.is_some() || !self.links.connecting.is_empty() {
             return;
@@ -306,7 +306,7 @@ impl Engine {
         self.write.link_up(id);
     }
 
-    /// A link died: its reads are done elsewhere at once, its writes after the fence.
+    /// Handles a lost link: its reads are retried at once, its writes after the fence.
     pub(crate) fn link_lost(&mut self, id: LinkId, error: &FabricError) {
         tracing::debug!(?id, %error, "link lost");
         self.links.up.remove(&id);
@@ -322,7 +322,7 @@ impl Engine {
         self.reconnect_later(id, &error.with_hint());
     }
 
-    /// Asks for the link's next epoch after a pause, or gives up.
+    /// Requests the link's next epoch after a pause, or gives up.
     fn reconnect_later(&mut self, id: LinkId, cause: &str) {
         self.links.connecting.remove(&id);
         self.links.consecutive_losses += 1;
@@ -346,7 +346,7 @@ impl Engine {
         let events = self.events.clone();
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
-            // A session that is gone needs no link.
+            // A session that has ended needs no link.
             let _ = events.try_send(WorkerEvent::LinkWanted { link });
         });
     }
@@ -366,7 +366,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_carried_the_links_is_told_in_order_and_ports_together() {
+    fn transports_are_named_in_order_and_ports_together() {
         let mut links = Links::default();
         for transport in ["verbs rxe0/1", "verbs rxe1/1", "verbs rxe0/1", "tcp", "tcp"] {
             links.note_transport(transport);

@@ -1,10 +1,10 @@
-//! One connection to a server and what moves over it: links and the workers that own them, the
-//! clock of deadlines, ids, messages to send, the rate, and the outcomes of files. Never plans a
-//! copy, never waits, and never touches the socket of the control connection. Below `transfer`,
-//! above `local_io`.
+//! One connection to a server: links and the workers that own them, the clock of deadlines, ids,
+//! queued messages, the rate limit, and the outcomes of files. Never plans a copy, never waits, and
+//! never touches the socket of the control connection. Below `transfer`, above `local_io`.
 //!
-//! An activity is an object with its own state that is handed the engine: it asks the machines for
-//! files, and takes their effects, its jobs' answers and its messages from whoever dispatches them.
+//! An activity is an object with its own state. It gets the engine as an argument, requests files
+//! from the machines, and receives their effects, its jobs' answers and its messages from the
+//! dispatcher.
 
 pub mod clock;
 pub mod dir_guard;
@@ -60,19 +60,20 @@ use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::write::{self, WriteClient};
 use verbatim_proto::{ClientMessage, Code, Fault, Look, WirePath};
 
-/// Worker events that may wait for a session; slots bound them far below this.
+/// The most worker events in the queue; the number of slots keeps it far shorter.
 const EVENTS_MAX: usize = 16 << 10;
 
-/// Files open at a time, those that are being made durable included.
+/// The most open files, with those that are being flushed.
 const OPEN_MAX: usize = 2 * OPEN_FILES_MAX;
 
 /// Reads in flight on each link.
 pub(crate) const READS_PER_LINK: u16 = 3;
 
-/// The longest a turn waits: deadlines are looked at, and progress is reported, this often.
+/// The longest wait of a turn: the session checks deadlines and reports progress this often.
 const TURN_MAX: Duration = Duration::from_millis(250);
 
-/// A shorter silence is not looked at: whether an answer is owed is not worked out at every turn.
+/// A shorter silence is ignored: whether the server owes an answer is costly to find out at every
+/// turn.
 const SHORT_SILENCE_MAX: Duration = Duration::from_millis(100);
 
 /// One connection to a server: its links and workers, the machines that read and write, messages to
@@ -82,18 +83,18 @@ pub struct Engine {
     policy: Arc<CopyPolicy>,
     peer: String,
     server: Fingerprint,
-    /// The version of the protocol that both speak.
+    /// The version of the protocol that both ends speak.
     version: usize,
-    /// How both ends name this session in their logs.
+    /// The id of this session in the logs of both ends.
     request: String,
     address: SocketAddr,
-    /// Commands that wait for their time, where the rate is limited.
+    /// Commands that the rate limit delays.
     rate_limiter: Option<RateLimiter<(LinkId, Command)>>,
     events: mpsc::Sender<WorkerEvent>,
     waker: Waker,
-    /// Threads that own the links; a link always belongs to the same one.
+    /// The threads that own the links; a link stays with one of them.
     workers: Vec<WorkerHandle<Command>>,
-    /// How many links there are to be.
+    /// The number of links to request.
     streams: u16,
     stats: Arc<Stats>,
     sending: VecDeque<ClientMessage>,
@@ -106,23 +107,23 @@ pub struct Engine {
     next_request: u32,
     outcomes: Outcomes,
     clock: Clock,
-    /// Hashing on this machine, during which the server owes no answer.
+    /// Jobs that hash on this machine; meanwhile the server owes no answer.
     hashing: usize,
     broken: Option<Fault>,
 }
 
 impl Engine {
-    /// Starts the workers of a connection that was made with these options. Returns the engine and
-    /// the events of its workers, which the session hands to [`Engine::event`]. Links without RDMA
-    /// use chunks of `short_chunk_bytes`; `peer` names the server to people. Fails where the user
-    /// insists on RDMA and no port works, and where a thread cannot start.
+    /// Starts the workers of a connection. Returns the engine and the queue of worker events, which
+    /// the session hands to [`Engine::event`]. Links without RDMA use chunks of
+    /// `short_chunk_bytes`; `peer` names the server in messages. Fails if the user requires RDMA
+    /// and no port works, or if a thread cannot start.
     pub fn new(
         mut options: SessionOptions,
         short_chunk_bytes: u32,
         connection: &Connection,
         peer: &str,
     ) -> Result<(Self, mpsc::Receiver<WorkerEvent>), ClientError> {
-        // Half is for files; links, folders and the rest have the other half.
+        // Half of the limit is for files; links, folders and everything else share the other half.
         let fds = (verbatim_files::limit::raise_open_files() / 2).min(OPEN_MAX);
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let stats = Arc::new(Stats::default());
@@ -164,13 +165,13 @@ impl Engine {
         Ok((engine, events))
     }
 
-    /// Sets the rules of the work that follows: what is copied, replaced or left out.
+    /// Sets the policy of the work that follows: which entries are copied, replaced or left out.
     pub fn set_policy(&mut self, policy: CopyPolicy) {
         self.outcomes.set_overwrite(policy.overwrite());
         self.policy = Arc::new(policy);
     }
 
-    /// The rules of the work; the default ones until [`Engine::set_policy`].
+    /// The policy of the work; the default one until [`Engine::set_policy`].
     #[inline]
     pub fn policy(&self) -> &Arc<CopyPolicy> {
         &self.policy
@@ -187,7 +188,7 @@ impl Engine {
         self.options.connect.state_dir.join("uploads")
     }
 
-    /// The server as messages to people name it: host and port.
+    /// The server in messages: host and port.
     pub fn peer(&self) -> &str {
         &self.peer
     }
@@ -219,7 +220,7 @@ impl Engine {
         &self.carrier
     }
 
-    /// The links: how many are up, how many were lost, what they run over.
+    /// The links: how many are up, how many were lost, and their transport.
     #[inline]
     pub fn links(&self) -> &Links {
         &self.links
@@ -241,8 +242,7 @@ impl Engine {
         &mut self.clock
     }
 
-    /// How long the copy has run, by the clock of the deadlines: time that this process was stopped
-    /// does not count.
+    /// How long the copy has run, without the time in which this process was stopped.
     #[inline]
     pub fn now(&self) -> Duration {
         self.clock.now()
@@ -254,7 +254,7 @@ impl Engine {
         self.clock.woken_at()
     }
 
-    /// The outcomes of files, counted and waiting for the observer.
+    /// The outcomes of files, and the reports queued for the observer.
     #[inline]
     pub fn outcomes(&mut self) -> &mut Outcomes {
         &mut self.outcomes
@@ -296,13 +296,13 @@ impl Engine {
         self.sending.pop_front()
     }
 
-    /// Ends the session with this fault, unless an earlier fault has ended it.
+    /// Ends the session with this fault, unless it has ended already.
     pub fn fail_session(&mut self, fault: Fault) {
         self.broken.get_or_insert(fault);
     }
 
-    /// Ends the session because the server answered a request that was never sent: `what` says
-    /// with which answer.
+    /// Ends the session because the server answered a request that was never sent; `what` names the
+    /// answer.
     pub fn protocol_violation(&mut self, what: &str) {
         let text = format!("the server told of {what}, and nobody had asked for that");
         self.fail_session(Fault::new(Code::Protocol, text));
@@ -313,7 +313,7 @@ impl Engine {
         self.broken.as_ref()
     }
 
-    /// Replaces the fault that ended the session; `None` lets it continue.
+    /// Replaces the fault that ended the session; `None` lets the session continue.
     pub fn set_session_fault(&mut self, broken: Option<Fault>) {
         self.broken = broken;
     }
@@ -337,24 +337,25 @@ impl Engine {
         self.read.is_hashing_holes() || self.write.is_hashing_holes()
     }
 
-    /// How long the session may wait for an event: until the next deadline or the next command that
-    /// the rate delays, at least 1 ms and at most 250 ms.
+    /// How long the session may wait for an event: until the next deadline or the next delayed
+    /// command, at least 1 ms and at most 250 ms.
     pub fn wait(&self) -> Duration {
         let now = self.now();
         let deadlines = self.read.deadline().into_iter().chain(self.write.deadline());
         let wait = deadlines.min().map_or(TURN_MAX, |at| at.saturating_sub(now));
         let paced = self.rate_limiter.as_ref().and_then(|rate_limiter| rate_limiter.wait(now));
         let wait = paced.map_or(wait, |paced| wait.min(paced));
-        // A deadline that has passed was acted on: look again soon, but do not spin.
+        // The machines have acted on an expired deadline: check again soon, but do not spin.
         wait.clamp(Duration::from_millis(1), TURN_MAX)
     }
 
-    /// Bytes that this session moved: verified bytes without those an earlier session left.
+    /// Bytes that this session moved: verified bytes, without those that earlier sessions left in
+    /// place.
     pub fn moved_bytes(&self) -> u64 {
         self.stats.bytes.load(Ordering::Relaxed) - self.outcomes.already_present_bytes()
     }
 
-    /// Has both machines act on deadlines that have passed.
+    /// Lets both machines act on expired deadlines.
     pub fn advance(&mut self) {
         let now = self.now();
         if self.hashing > 0 {
@@ -397,7 +398,7 @@ impl Engine {
         }
     }
 
-    /// The same of a command that moves data, when the rate allows it.
+    /// Sends a command that moves data, delayed by the rate limit.
     pub(crate) fn send_paced(&mut self, link: LinkId, bytes: u64, command: Command) {
         match &mut self.rate_limiter {
             Some(rate_limiter) => rate_limiter.push(bytes, (link, command)),
@@ -405,8 +406,8 @@ impl Engine {
         }
     }
 
-    /// Has a worker read a chunk into ranges in memory; `part_of` names the range of each piece. The
-    /// command waits for the rate limit.
+    /// Lets a worker read a chunk into ranges in memory; `part_of` names the range of each piece.
+    /// The rate limit may delay the command.
     pub fn fetch_parts(&mut self, fetch: Fetch, part_of: impl Fn(&Piece) -> Arc<RangeBuffer>) {
         let target = |piece: &Piece| {
             let part = part_of(piece);
@@ -417,7 +418,7 @@ impl Engine {
         self.send_paced(link, bytes, Command::Fetch(fetch, targets));
     }
 
-    /// Sends the delayed commands that the rate limit allows by now, urgent ones first.
+    /// Sends the delayed commands that the rate limit now permits, urgent ones first.
     pub fn release_paced(&mut self) {
         let now = self.now();
         let urgent = |(_, command): &(LinkId, Command)| command.is_urgent();
@@ -470,14 +471,14 @@ impl Engine {
             ServerMessage::Attached { link, answer } => self.attached(link, answer),
             ServerMessage::Fenced { link } => self.write.fenced(link),
             ServerMessage::Read(reply) => self.read.reply(reply, now),
-            // A session that watches or probes has a connection of its own.
+            // Watches and probes have connections of their own.
             ServerMessage::Working | ServerMessage::Watch(_) | ServerMessage::Probed(_) => {}
             ServerMessage::Dropped(dropped) => self.outcomes.ledger().summary.dropped += dropped,
             ServerMessage::Rehashed { bytes } => {
                 let sum = &mut self.outcomes.ledger().summary.rehashed_bytes;
                 *sum = sum.saturating_add(bytes);
             }
-            // A server that says that it heard nothing is there: it can be asked again.
+            // A server that reports our silence is alive: a new session can reach it.
             ServerMessage::Refused(Fault { code: Code::TimedOut, text }) => {
                 self.fail_session(Fault::new(Code::LinkLost, text));
             }
@@ -490,16 +491,15 @@ impl Engine {
         None
     }
 
-    /// Hands a reply of the server to the machine that writes; the activity has seen it before.
+    /// Hands a reply of the server to the machine that writes, after the activity has handled it.
     pub fn write_reply(&mut self, reply: WriteReply) {
         self.note_stored_chunks(&reply);
         let now = self.now();
         self.write.reply(reply, now);
     }
 
-    /// Asks a server that is silent whether it is there, and gives up one that does not say so.
-    /// `owes` says whether an activity waits for the server; a caller that asks for one thing and
-    /// waits for it has a deadline of its own.
+    /// Probes a silent server, and ends the session if it does not answer. `owes` says whether an
+    /// activity waits for the server. A caller that waits for one answer has a deadline of its own.
     pub fn check_silence(&mut self, owes: impl FnOnce() -> bool, caller_waits: bool) {
         if self.broken.is_some() || self.clock.silent_for() < SHORT_SILENCE_MAX {
             return;

@@ -1,5 +1,5 @@
-//! How a session is made: whom it connects to, over how many links, and what is kept of metadata.
-//! Values alone; the commands fill them in.
+//! The options of a session: server, links, timeout, metadata. Plain values; the commands fill them
+//! in.
 
 use crate::connection::transport::CarrierOptions;
 use crate::local_io::trace::Trace;
@@ -8,25 +8,25 @@ use std::time::Duration;
 use verbatim_control::ConnectOptions;
 use verbatim_fabric::sim::SimNet;
 
-/// How to make a session.
+/// The options of a session.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
-    /// Whom to connect to, and as whom.
+    /// The server, and the credentials for it.
     pub connect: ConnectOptions,
-    /// Links, and threads that move data.
+    /// The number of TCP links, and of the threads that move their data.
     pub streams: u16,
-    /// After how long without an answer the peer is given up.
+    /// How long a server may owe an answer before the session gives it up.
     pub timeout: Duration,
-    /// What data moves over.
+    /// The transport of the data.
     pub carrier: CarrierOptions,
-    /// Whether chunks over a device may be of another size than `connect.chunk_bytes`.
+    /// Whether RDMA links may use another chunk size than `connect.chunk_bytes`.
     pub chunk_by_carrier: bool,
-    /// Whether modes, times, attributes and owners are kept.
+    /// Whether modes, times, attributes and owners are preserved.
     pub preserve: bool,
-    /// How many bytes of data may go in a second; none for all there is.
+    /// The rate limit in bytes per second; without one, data moves as fast as it can.
     pub bytes_per_second: Option<u64>,
-    /// A simulated network to make links on, for tests.
+    /// A simulated network for tests.
     pub sim: Option<SimNet>,
-    /// Where the timeline of chunks is written.
+    /// The trace file of chunks, if the user asked for one.
     pub trace: Option<Arc<Trace>>,
 }

@@ -1,6 +1,6 @@
-//! What became of each file: counted in the ledger, which knows what earlier sessions reported,
-//! and kept here in order until the observer takes it, so that nothing that runs waits for the
-//! observer. A report of a single file is not made where the observer does not want it.
+//! The outcome of each file: counted in the ledger, which knows the reports of earlier sessions,
+//! and queued here until the observer takes it. So no transfer waits for the observer. If the
+//! observer does not want per-file reports, none are built.
 
 use crate::connection::ledger::{ItemKey, Ledger};
 use crate::local_io::counters::Stats;
@@ -14,15 +14,15 @@ use verbatim_files::Over;
 use verbatim_proto::message::REPLACE_NOTHING_VERSION;
 use verbatim_proto::{Code, Fault};
 
-/// The outcomes of a session: its ledger, its progress, and the reports that wait for the observer.
+/// The outcomes of a session: its ledger, its progress, and the reports queued for the observer.
 pub struct Outcomes {
-    /// What this session has in common with those before and behind it.
+    /// The record of the copy across its sessions.
     ledger: Ledger,
     progress: Progress,
     reports: VecDeque<Report>,
-    /// Whether every single file and change is reported.
+    /// Whether each file and each change is reported.
     per_file: bool,
-    /// Bytes that were in place when this session began its files.
+    /// Bytes in partial files when this session opened them.
     already_present_bytes: u64,
     over: Over,
     version: usize,
@@ -38,7 +38,7 @@ enum Report {
 }
 
 impl Outcomes {
-    /// Of a session with this server, which speaks this version.
+    /// The outcomes of a session with this server, at this protocol version.
     pub(crate) fn new(peer: &str, version: usize, stats: Arc<Stats>) -> Self {
         Self {
             ledger: Ledger::new(peer),
@@ -52,46 +52,46 @@ impl Outcomes {
         }
     }
 
-    /// Files go over these from now on.
+    /// Sets what a commit may overwrite from now on.
     pub(crate) fn set_overwrite(&mut self, over: Over) {
         self.over = over;
     }
 
-    /// Sets whether each single file and change is reported, or failures and skipped files alone.
+    /// Sets whether each file and change is reported, or only failures and skipped files.
     pub fn report_files(&mut self, per_file: bool) {
         self.per_file = per_file;
     }
 
-    /// The record of the copy, which the next session continues.
+    /// The ledger of the copy, which the next session continues.
     #[inline]
     pub fn ledger(&mut self) -> &mut Ledger {
         &mut self.ledger
     }
 
-    /// Files and bytes done and known, this session and those before it.
+    /// Files and bytes, finished and known, of this session and earlier ones.
     #[inline]
     pub fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    /// One more file of this size is to be moved.
+    /// Counts one more file to move.
     pub(crate) fn expect(&mut self, bytes: u64) {
         self.progress.files_known += 1;
         self.progress.expect(bytes);
     }
 
-    /// A file that was to have so many bytes has so many others.
+    /// Replaces the expected size of a file.
     pub(crate) fn expect_instead(&mut self, before: u64, bytes: u64) {
         self.progress.bytes_known = self.progress.bytes_known.saturating_sub(before);
         self.progress.expect(bytes);
     }
 
-    /// A stream has so many bytes more.
+    /// Adds to the expected size of a stream.
     pub(crate) fn expect_more(&mut self, bytes: u64) {
         self.progress.expect(bytes);
     }
 
-    /// Continues the record of earlier sessions of the copy.
+    /// Continues the ledger of earlier sessions.
     pub fn continue_ledger(&mut self, ledger: Ledger) {
         let Summary { files, bytes, .. } = ledger.summary;
         self.progress = Progress {
@@ -104,18 +104,18 @@ impl Outcomes {
         self.ledger = ledger;
     }
 
-    /// Takes the ledger for the next session; an empty one stays.
+    /// Takes the ledger for the next session and leaves an empty one.
     pub fn take_ledger(&mut self, peer: &str) -> Ledger {
         std::mem::replace(&mut self.ledger, Ledger::new(peer))
     }
 
-    /// Bytes that partial files had when this session opened them.
+    /// Bytes in partial files when this session opened them.
     pub fn already_present_bytes(&self) -> u64 {
         self.already_present_bytes
     }
 
-    /// Counts and logs what was in place when a file was begun; as of an earlier run only if no
-    /// earlier session of this one had begun it.
+    /// Counts and logs bytes of a partial file. They count as resumed only if no earlier session of
+    /// this copy wrote them.
     pub(crate) fn note_resumed(&mut self, item: ItemKey, path: &str, bytes: u64) {
         tracing::info!(path, bytes, "copy resumed");
         self.stats.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -125,7 +125,7 @@ impl Outcomes {
         }
     }
 
-    /// A file has its final name.
+    /// Counts a file that has its final name.
     pub(crate) fn done(&mut self, item: ItemKey, bytes: u64, done: impl FnOnce() -> FileDone) {
         self.ledger.done(item, bytes);
         self.progress.files += 1;
@@ -134,8 +134,8 @@ impl Outcomes {
         }
     }
 
-    /// A file that is whole did not get its name. One that appeared at a target which is not to be
-    /// replaced is left alone, as if it had been there when the copy began.
+    /// Counts a complete file that could not be renamed. If the policy replaces nothing and a
+    /// target has appeared since, the file is skipped, as if the target had existed before.
     pub(crate) fn commit_refused(&mut self, item: ItemKey, path: String, fault: Fault) {
         match fault.code == Code::Exists && self.over == Over::Nothing {
             true => self.skipped(item, path, SkipReason::Exists),
@@ -143,7 +143,8 @@ impl Outcomes {
         }
     }
 
-    /// The same at the server, which may say so only where it was asked to replace nothing.
+    /// Does the same for a commit at the server. An older server cannot be told to replace nothing,
+    /// so its refusal is a failure.
     pub(crate) fn remote_commit_refused(&mut self, item: ItemKey, path: String, fault: Fault) {
         match self.version >= REPLACE_NOTHING_VERSION {
             true => self.commit_refused(item, path, fault),
@@ -151,13 +152,13 @@ impl Outcomes {
         }
     }
 
-    /// Counts a failure and queues its report, unless the item is over.
+    /// Counts a failure and queues its report, unless the item is finished.
     pub fn failed(&mut self, item: ItemKey, path: String, fault: Fault) {
         let failure = self.ledger.failed(item, path, fault);
         self.reports.extend(failure.map(Report::Failed));
     }
 
-    /// Counts an item that is left out and queues its report, unless the item is over.
+    /// Counts a skipped item and queues its report, unless the item is finished.
     pub fn skipped(&mut self, item: ItemKey, path: String, reason: SkipReason) {
         if self.ledger.skipped(item) {
             self.reports.push_back(Report::Skipped(Skipped { path, reason }));
@@ -170,7 +171,7 @@ impl Outcomes {
         }
     }
 
-    /// Queues the report of a change that a mirror makes, where single files are reported.
+    /// Queues the report of a mirror's change, if per-file reports are wanted.
     pub fn altered(&mut self, altered: impl FnOnce() -> Altered) {
         if self.per_file {
             self.reports.push_back(Report::Altered(altered()));

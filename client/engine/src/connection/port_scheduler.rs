@@ -1,20 +1,19 @@
-//! Which rail the next link is made on: a pure account of the rails, the links on
-//! each, and which of them rest after a failure. Work follows links, so links are
-//! spread by weight. A rail that fails rests, longer each time, and is tried again
-//! when that is over; links are then moved back one by one. It makes nothing and
-//! looks at no clock; `transport` and `links` do.
+//! Chooses the rail of the next link, from the links on each rail and the rails that back off after
+//! a failure. Work follows links, so links are spread by the weights of the rails. A failed rail
+//! backs off, longer each time, and is then retried; links move back one by one. Pure: `transport`
+//! and `links` connect and read the clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 use verbatim_proto::message::LinkId;
 
-/// The first rest of a rail that worked before, doubled with each failure.
+/// The first backoff of a rail that worked before, doubled with each failure.
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
 
-/// The longest rest, and that of a rail that never worked.
+/// The longest backoff, and that of a rail that never worked.
 const BACKOFF_MAX: Duration = Duration::from_secs(60);
 
-/// The end of the rest of a rail that may not be used.
+/// The end of the backoff of a forbidden rail.
 const NEVER: Duration = Duration::MAX;
 
 /// The rails of a session.
@@ -22,59 +21,59 @@ const NEVER: Duration = Duration::MAX;
 pub(crate) struct PortScheduler {
     rails: Vec<Rail>,
     links: BTreeMap<LinkId, usize>,
-    /// Whether a rail came back, or links are elsewhere than they should be.
+    /// Whether a rail was restored, so that links may have to move.
     unbalanced: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Rail {
     weight: u64,
-    /// Losses without a chunk between them.
+    /// Losses in a row, without a chunk in between.
     losses: usize,
-    /// Failures since it last carried a chunk.
+    /// Failures since the rail last carried a chunk.
     failures: u32,
     worked: bool,
     retry_at: Option<Duration>,
 }
 
 impl PortScheduler {
-    /// Rails of these weights.
+    /// A scheduler for rails of these weights.
     pub fn new(weights: impl IntoIterator<Item = u64>) -> Self {
         let rail = |weight: u64| Rail { weight: weight.max(1), ..Rail::default() };
         let rails = weights.into_iter().map(rail).collect();
         Self { rails, links: BTreeMap::new(), unbalanced: false }
     }
 
-    /// The rail for one more link: of those that do not rest, the one with the fewest links for
-    /// its weight; among equals the first.
+    /// The rail for one more link: the one with the fewest links for its weight, among those that
+    /// do not back off. The first of equals.
     pub fn pick(&self) -> Option<usize> {
         let usable = (0..self.rails.len()).filter(|&rail| self.rails[rail].retry_at.is_none());
         usable.min_by(|&a, &b| self.load(a, 1).total_cmp(&self.load(b, 1)))
     }
 
-    /// A link is made, or being made, on a rail.
+    /// Assigns a link that is up or connecting to a rail.
     pub fn assign(&mut self, link: LinkId, rail: usize) {
         self.links.insert(link, rail);
     }
 
-    /// The rail of a link; none when it runs over TCP.
+    /// The rail of a link; `None` for a TCP link.
     pub fn rail_of(&self, link: LinkId) -> Option<usize> {
         self.links.get(&link).copied()
     }
 
-    /// A link is gone, for whatever reason; the rail it was on.
+    /// Removes a link. Returns the rail that it was on.
     pub fn remove(&mut self, link: LinkId) -> Option<usize> {
         self.links.remove(&link)
     }
 
-    /// A link was proven: its rail can work.
+    /// Notes that a link was proven: its rail works.
     pub fn proven(&mut self, link: LinkId) {
         if let Some(&rail) = self.links.get(&link) {
             self.rails[rail].worked = true;
         }
     }
 
-    /// A link carried a chunk.
+    /// Notes that a link carried a chunk.
     pub fn carried(&mut self, link: LinkId) {
         if let Some(&rail) = self.links.get(&link) {
             let rail = &mut self.rails[rail];
@@ -82,13 +81,13 @@ impl PortScheduler {
         }
     }
 
-    /// A link of a rail was lost; says whether that was one too many.
+    /// Counts a lost link of a rail. Returns whether the rail has lost too many.
     pub fn lost(&mut self, rail: usize, losses_max: usize) -> bool {
         self.rails[rail].losses += 1;
         self.rails[rail].losses > losses_max
     }
 
-    /// A rail failed: it rests.
+    /// Starts the backoff of a failed rail.
     pub fn back_off(&mut self, rail: usize, now: Duration) {
         let state = &mut self.rails[rail];
         if state.retry_at == Some(NEVER) {
@@ -101,24 +100,24 @@ impl PortScheduler {
         state.losses = 0;
     }
 
-    /// A rail may not be used: it rests for ever.
+    /// Forbids a rail for the rest of the session.
     pub fn forbid(&mut self, rail: usize) {
         self.rails[rail].retry_at = Some(NEVER);
     }
 
-    /// A rail whose rest is over and that should be tried.
+    /// A rail whose backoff has expired.
     pub fn due_for_retry(&self, now: Duration) -> Option<usize> {
         self.rails.iter().position(|rail| rail.retry_at.is_some_and(|until| until <= now))
     }
 
-    /// A rail was tried and answers.
+    /// Ends the backoff of a rail whose retry succeeded.
     pub fn restore(&mut self, rail: usize) {
         self.rails[rail].retry_at = None;
         self.unbalanced = true;
     }
 
-    /// Of the links that are up, one that should be made anew elsewhere: first those on no
-    /// rail, then one of the rail with the most, if another would have fewer with it.
+    /// A link that should move: first one without a rail, then one of the fullest rail, if that
+    /// makes the rails more even.
     pub fn misplaced(&mut self, up: impl Iterator<Item = LinkId>) -> Option<LinkId> {
         if !self.unbalanced {
             return None;
@@ -141,7 +140,7 @@ impl PortScheduler {
         fullest.filter(|(load, _)| *load > self.load(to, 1)).map(|(_, link)| link)
     }
 
-    /// Links of a rail, and `more`, for its weight.
+    /// The links of a rail, plus `more`, divided by its weight.
     fn load(&self, rail: usize, more: usize) -> f64 {
         let links = self.links.values().filter(|&&it| it == rail).count() + more;
         links as f64 / self.rails[rail].weight as f64
@@ -179,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rail_that_fails_rests_longer_each_time_until_it_works() {
+    fn a_failing_rail_backs_off_longer_each_time_until_it_works() {
         let mut rails = filled(&[1, 1], 2);
         let at = Duration::from_secs;
         rails.proven(link(1));
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rail_that_may_not_be_used_is_never_tried_again() {
+    fn a_forbidden_rail_is_never_retried() {
         let mut rails = filled(&[1, 1], 2);
         rails.proven(link(1));
         rails.forbid(1);
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_losses_are_borne() {
+    fn a_rail_backs_off_only_after_several_losses_in_a_row() {
         let mut rails = filled(&[1], 1);
         assert!(!rails.lost(0, 2) && !rails.lost(0, 2));
         rails.carried(link(0));
@@ -240,14 +239,14 @@ mod tests {
     }
 
     #[test]
-    fn links_come_back_from_tcp_first_and_then_even_out() {
+    fn tcp_links_return_first_and_then_rails_even_out() {
         let mut rails = filled(&[1, 1], 4);
         let up = || (0..4).map(link);
         assert_eq!(rails.misplaced(up()), None, "nothing happened");
         rails.back_off(1, Duration::ZERO);
         rails.remove(link(1));
         rails.remove(link(3));
-        // One found no rail, one went to the other.
+        // One link found no rail, one went to the other rail.
         rails.assign(link(3), 0);
         rails.restore(1);
         assert_eq!(rails.misplaced(up()), Some(link(1)), "over TCP");
@@ -260,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn links_move_only_when_a_rail_came_back_and_only_where_that_helps() {
+    fn links_move_only_to_a_restored_rail_and_only_if_loads_even_out() {
         let mut rails = filled(&[1, 1], 4);
         let up = || (0..4).map(link);
         let pile =
@@ -275,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fullest_rail_gives_first() {
+    fn the_fullest_rail_gives_a_link_first() {
         let mut rails = PortScheduler::new([1, 1, 1]);
         for (index, rail) in (0..).zip([0, 0, 0, 0, 1, 1]) {
             rails.assign(link(index), rail);

@@ -1,24 +1,23 @@
-//! How fast data may go: a bucket that all streams share. What comes too early
-//! waits in the session, which never blocks and looks again when it is time;
-//! no worker waits. Pure: it is told the time.
+//! The rate limit (`--bwlimit`): a token bucket shared by all links. Commands that come too early
+//! wait in the session, which never blocks; no worker waits. Pure: the caller passes the time.
 //!
-//! What waits counts as in flight for the machines, whose deadlines run on. So
-//! `fit` keeps what can be in flight small enough for the rate.
+//! Waiting commands count as in flight for the machines, and their deadlines run. So `fit` bounds
+//! the bytes in flight by the rate.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 use verbatim_proto::units::{CHUNK_BYTES_MIN, SLOTS_PER_LINK};
 
-/// How much time may be saved up while nothing is sent.
+/// The time whose tokens an idle bucket may save up.
 const BURST: Duration = Duration::from_millis(100);
 
-/// What is in flight takes at most this part of the timeout at the given rate.
+/// At the given rate, the bytes in flight take at most this part of the timeout.
 const TIMEOUT_SHARE: u64 = 4;
 
-/// Things that may go at a given rate, in order, but for those that are let past the others.
+/// Commands that wait for the rate limit, in order; urgent ones may overtake.
 pub(crate) struct RateLimiter<T> {
     bytes_per_second: u64,
-    /// When the next one may go.
+    /// When the next command may go.
     free_at: Duration,
     waiting: VecDeque<(u64, T)>,
 }
@@ -29,12 +28,12 @@ impl<T> RateLimiter<T> {
         Self { bytes_per_second, free_at: Duration::ZERO, waiting: VecDeque::new() }
     }
 
-    /// Adds something that moves this many bytes.
+    /// Queues a command that moves this many bytes.
     pub fn push(&mut self, bytes: u64, what: T) {
         self.waiting.push_back((bytes, what));
     }
 
-    /// The next thing, if one may go now: the first that is urgent, or the first of all.
+    /// Takes the next command, if one may go now: the first urgent one, else the first.
     pub fn pop(&mut self, now: Duration, is_urgent: impl Fn(&T) -> bool) -> Option<T> {
         if now < self.free_at {
             return None;
@@ -45,7 +44,7 @@ impl<T> RateLimiter<T> {
         Some(what)
     }
 
-    /// Gives back what went and moved nothing.
+    /// Refunds the tokens of a command that moved no data.
     pub fn refund(&mut self, bytes: u64) {
         self.free_at = self.free_at.saturating_sub(self.time(bytes));
     }
@@ -54,15 +53,15 @@ impl<T> RateLimiter<T> {
         Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64)
     }
 
-    /// How long until the next thing may go, if one waits.
+    /// How long until the next command may go, if one waits.
     pub fn wait(&self, now: Duration) -> Option<Duration> {
         (!self.waiting.is_empty()).then(|| self.free_at.saturating_sub(now))
     }
 }
 
-/// Chooses streams and chunks so that what is in flight goes within a part of the timeout.
-/// Fewer streams first: a slow link needs no more. A chunk size that was asked for is kept.
-/// Says the least rate where that is not possible.
+/// Reduces streams and chunks until the bytes in flight take a part of the timeout. Reduces streams
+/// first, because a slow link needs few, and keeps a chunk size that the user chose. If that is not
+/// possible, returns the lowest possible rate as the error.
 pub fn fit(
     bytes_per_second: u64,
     timeout: Duration,
@@ -94,7 +93,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Sends all that may go, looking again exactly when told to; returns when each went.
+    /// Takes all commands, each time after the wait that the limiter returned. Returns when each
+    /// went.
     fn run(rate_limiter: &mut RateLimiter<u32>, mut now: Duration) -> Vec<Duration> {
         let mut times = Vec::new();
         while let Some(wait) = rate_limiter.wait(now) {
@@ -113,14 +113,14 @@ mod tests {
         let times = run(&mut rate_limiter, Duration::from_secs(5));
         assert_eq!(times.len(), 100);
         let took = (times[99] - times[0]).as_secs_f64();
-        // The last one goes when all before it have had their time, less what was saved up.
+        // The last command goes once all before it have used their tokens, minus the saved ones.
         assert!((9.7..=9.9).contains(&took), "{took}");
         let mut gaps = times.windows(2).skip(2).map(|pair| pair[1] - pair[0]);
         assert!(gaps.all(|gap| gap <= Duration::from_millis(101)), "no gap and no burst");
     }
 
     #[test]
-    fn time_without_data_is_not_saved_up_for_ever() {
+    fn an_idle_bucket_saves_a_bounded_burst() {
         let mut rate_limiter = RateLimiter::new(MIB);
         rate_limiter.push(MIB, 0);
         assert!(rate_limiter.pop(Duration::ZERO, |_| false).is_some());
@@ -132,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_urgent_goes_first_and_the_rest_in_order() {
+    fn urgent_commands_go_first_and_the_rest_in_order() {
         let mut rate_limiter = RateLimiter::new(MIB);
         (0..5).for_each(|number| rate_limiter.push(MIB, number));
         let (mut now, mut went) = (Duration::from_secs(1), Vec::new());
         while let Some(wait) = rate_limiter.wait(now) {
             now += wait;
-            // Of three the fill has asked for a reader wants one, and then another.
+            // Of the five, readers wait for two.
             let urgent = |number: &u32| *number == 2 || *number == 4;
             went.extend(rate_limiter.pop(now, urgent));
         }
@@ -147,14 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_waits_for_what_is_not_there() {
+    fn an_empty_limiter_has_no_wait() {
         let mut rate_limiter = RateLimiter::<u32>::new(1);
         let popped = rate_limiter.pop(Duration::ZERO, |_| true);
         assert_eq!((rate_limiter.wait(Duration::ZERO), popped), (None, None));
     }
 
     #[test]
-    fn what_is_in_flight_goes_well_within_the_timeout() {
+    fn bytes_in_flight_take_a_part_of_the_timeout() {
         let minute = Duration::from_secs(60);
         assert_eq!(fit(100 * MIB, minute, 4, 1 << 20, false), Ok((4, 1 << 20)), "all fits");
         assert_eq!(fit(MIB / 2, minute, 4, 1 << 20, false), Ok((1, 1 << 20)), "one stream");

@@ -1,6 +1,5 @@
-//! What a worker does with a chunk that came: looks whether each grain is what it must
-//! be, and puts it where it goes while it is in cache. Nothing that does not match goes
-//! anywhere. Called by `worker`.
+//! Verifies a received chunk and writes it to its target, a grain at a time while it is in cache. A
+//! grain with a wrong digest is never written. Called by `worker`.
 
 use crate::local_io::counters::Stats;
 use crate::local_io::download_file::DownloadFile;
@@ -14,14 +13,14 @@ use verbatim_proto::message::Piece;
 use verbatim_proto::read::{Outcome, PieceOutcome};
 use verbatim_proto::units::GRAIN_BYTES;
 
-/// Where one piece of a chunk goes, and how long its file is.
+/// The target of one piece of a chunk, and the size of its file.
 pub(crate) struct ChunkTarget {
     pub sink: DataSink,
     pub size: u64,
 }
 
-/// Verifies and writes the pieces of a chunk that landed. What goes into memory may keep the
-/// buffer, if it is one piece, and another one is in its place then.
+/// Verifies and writes the pieces of a received chunk. A target in memory may keep the buffer of a
+/// chunk with one piece, and then puts another one in its place.
 pub(crate) fn verify_and_write(
     buffer: &mut Buffer,
     pieces: &[Piece],
@@ -51,7 +50,7 @@ fn outcome(landed: Result<(), Unfit>) -> PieceOutcome {
     }
 }
 
-/// Lands a piece that is all of a chunk.
+/// Writes a piece that fills its chunk.
 fn write_whole_chunk(
     buffer: &mut Buffer,
     piece: &Piece,
@@ -80,7 +79,7 @@ fn write_piece(
     stats: &Stats,
 ) -> Result<(), Unfit> {
     let at = (piece.extent.offset, target.size);
-    // A pipe takes a piece when all of it is verified: nothing can be taken back.
+    // A pipe gets only verified pieces: it cannot take bytes back.
     match &target.sink {
         DataSink::File(local_file) => {
             let target = local_file.target().map_err(Unfit::Failed)?;
@@ -98,7 +97,7 @@ fn write_piece(
     Ok(())
 }
 
-/// Looks whether bytes are what they must be.
+/// Verifies the digests of a piece.
 fn verify(bytes: &[u8], piece: &Piece, size: u64, stats: &Stats) -> Result<(), Unfit> {
     let at = (piece.extent.offset, size);
     note(checked::check(bytes, at, &piece.digests, |_| Ok(()))?, piece, stats);
@@ -110,8 +109,8 @@ fn note(spent: Spent, piece: &Piece, stats: &Stats) {
     stats.moved(piece.extent.len);
 }
 
-/// Takes a chunk from the file it replaces; none where that has something else. Only a chunk of
-/// one file can be.
+/// Copies a chunk from a basis file; `None` if the basis differs. Only a chunk of one file can have
+/// a basis.
 pub(crate) fn take(pieces: &[Piece], targets: &[ChunkTarget], stats: &Stats) -> Option<Outcome> {
     let ([piece], [target]) = (pieces, targets) else { return None };
     let DataSink::File(local_file) = &target.sink else { return None };
@@ -152,7 +151,7 @@ mod tests {
     const SIZE: usize = 1 << 20;
 
     #[test]
-    fn a_chunk_of_a_part_stays_where_it_came_and_only_if_all_of_it_matches() {
+    fn a_verified_chunk_keeps_its_buffer_and_a_mismatch_does_not() {
         let extent = Extent::new(0, SIZE as u64);
         let part = Part { size: extent.len, version: None, want: extent };
         let part = Arc::new(RangeBuffer::new(part, Priority::default(), &Arc::default()));
@@ -171,7 +170,7 @@ mod tests {
         let outcomes = verify_and_write(&mut buffer, &pieces, &targets, &stats);
         assert_eq!(outcomes, [PieceOutcome::Verified]);
         assert!(buffer.as_ptr() != came && buffer.capacity() == SIZE, "it has another one");
-        // Whatever comes into the slot next.
+        // The next chunk arrives in the slot.
         buffer[..].fill(9);
         let landed = part.take().expect("all of it landed");
         let bytes = landed.at(0, SIZE).expect("in one piece");

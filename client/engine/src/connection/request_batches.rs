@@ -1,10 +1,10 @@
-//! Cuts lists of paths into requests that stay within what a server takes and
-//! can answer.
+//! Splits lists of paths into requests that fit the frames of the protocol and the limits of a
+//! server.
 
 use verbatim_proto::units::{FRAME_BYTES_MAX, LOOK_PATHS_MAX};
 
-/// Cuts a list into batches for one request each: at most `LOOK_PATHS_MAX` paths, and paths of half
-/// a frame. Keeps the order.
+/// Splits a list into batches for one request each: at most `LOOK_PATHS_MAX` paths and half a frame
+/// of path bytes. Keeps the order.
 pub fn split_by_frame<T>(items: Vec<T>, path_of: impl Fn(&T) -> &[u8]) -> Vec<Vec<T>> {
     let mut batches: Vec<Vec<T>> = Vec::new();
     let mut bytes = 0;

@@ -1,5 +1,5 @@
-//! What is decided when a session begins: what carries its links, how many there are,
-//! how long chunks are, and how many threads move them.
+//! Decisions at the start of a session: the transport, the number of links, the chunk size, and the
+//! number of worker threads.
 
 use crate::connection::READS_PER_LINK;
 use crate::connection::options::SessionOptions;
@@ -12,8 +12,8 @@ use verbatim_fabric::worker::WorkerHandle;
 use verbatim_files::limit::processors;
 use verbatim_proto::units::{SLOTS_PER_LINK, chunk_bytes_for};
 
-/// The chunk size to announce to the server, which makes room for it: the transport is chosen later,
-/// and shorter chunks fit as well.
+/// The chunk size to announce to the server, which allocates buffers for it. The transport is
+/// chosen later, and shorter chunks fit too.
 pub fn longest_chunk(options: &SessionOptions) -> u32 {
     let may_use_device = options.carrier.transport != Transport::Tcp && options.sim.is_none();
     let chosen = options.chunk_by_carrier && may_use_device && Machine::has_devices();
@@ -21,13 +21,13 @@ pub fn longest_chunk(options: &SessionOptions) -> u32 {
     if chosen { chunk_bytes.max(chunk_bytes_for(qps(options))) } else { chunk_bytes }
 }
 
-/// How many queue pairs are wanted.
+/// The number of queue pairs to request.
 fn qps(options: &SessionOptions) -> u16 {
     options.carrier.qps.unwrap_or(options.streams)
 }
 
-/// Chooses what carries links, and says how many there are to be. What no device carries goes in
-/// short chunks, and so does what could not be pinned otherwise.
+/// Chooses the transport and the number of links. Uses short chunks without RDMA, or if buffers for
+/// long ones cannot be pinned.
 pub(crate) fn carry(
     options: &mut SessionOptions,
     short: u32,
@@ -37,7 +37,7 @@ pub(crate) fn carry(
     let qps = qps(options);
     let count = usize::from(qps.min(links_max).max(1));
     let choose = |chunk_bytes: u32| {
-        // Reading or writing, whichever has more of them.
+        // The larger of the read and the write slots.
         let slots = usize::from(READS_PER_LINK.max(SLOTS_PER_LINK));
         let wanted = (chunk_bytes as usize * slots * count, count);
         Carrier::choose(&options.carrier, options.sim.as_ref(), connection.peer, wanted)
@@ -53,7 +53,7 @@ pub(crate) fn carry(
     Ok((carrier, streams.min(links_max).max(1)))
 }
 
-/// Starts the threads that move the data of so many links.
+/// Starts the threads that move the data of this many links.
 pub(crate) fn workers(
     links: u16,
     over_device: bool,
@@ -64,9 +64,9 @@ pub(crate) fn workers(
         .collect()
 }
 
-/// How many threads move the data of so many links. What a device carries leaves a thread only
-/// the hashing and the storing, so more threads than processors would wait for each other;
-/// over TCP a thread also waits for its connection.
+/// The number of worker threads for this many links. With RDMA a thread only hashes and stores, so
+/// more threads than processors would wait for each other. Over TCP a thread also waits for its
+/// socket.
 fn thread_count(links: u16, over_device: bool, processors: usize) -> u16 {
     match over_device {
         true => links.min(u16::try_from(processors).unwrap_or(u16::MAX)).max(1),
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_of_a_device_have_no_more_threads_than_there_are_processors() {
+    fn rdma_links_use_at_most_one_thread_per_processor() {
         let threads = |links, processors| thread_count(links, true, processors);
         assert_eq!([threads(4, 1), threads(4, 2), threads(4, 64)], [1, 2, 4]);
         assert_eq!([threads(1, 8), threads(4, 0), threads(64, 1 << 20)], [1, 1, 64]);

@@ -1,23 +1,22 @@
-//! For how long the server has been silent: the one deadline of a session. A message of the
-//! server and a chunk that came from it end a silence; what this side does on its own does not.
-//! Before the deadline the server is asked a question, so that one that is there, and has only
-//! lost a link or is slow with a chunk, is not taken for one that is gone. Links have deadlines of
-//! their own, which end links and no session.
+//! The silence timer of a session, its only deadline for the server. Each message and each chunk of
+//! the server ends a silence; work on this side does not. Before the deadline the session probes
+//! the server, so that a live server with a lost link or a slow chunk is not given up. Links have
+//! deadlines of their own, which end links and not the session.
 
 use std::time::{Duration, Instant};
 
-/// The part of the timeout after which a silent server is asked. It has the rest to answer.
+/// The part of the timeout after which a silent server is probed. The rest is its time to answer.
 const PROBE_AFTER: u32 = 4;
 
-/// A silence, and what was asked in it. Pure: the time is given.
+/// A silence, and the probe sent in it. Pure: the caller passes the time.
 pub(crate) struct SilenceTimer {
-    /// When something was heard last, or since when something is owed.
+    /// When the server was last heard, or when it began to owe an answer.
     since: Instant,
-    /// The question, and when it was asked.
+    /// The request id of the probe, and when it was sent.
     probe: Option<(u32, Instant)>,
 }
 
-/// What is to be done about it.
+/// What the session does about a silence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SilenceStep {
     Wait,
@@ -30,28 +29,28 @@ impl SilenceTimer {
         Self { since: now, probe: None }
     }
 
-    /// Something came from the server.
+    /// Notes a message or chunk of the server.
     pub fn received(&mut self, now: Instant) {
         self.since = now;
     }
 
-    /// This process did not run for so long, and could hear nothing.
+    /// Discounts a time in which this process was stopped and could receive nothing.
     pub fn discount_stall(&mut self, late: Duration) {
         self.since += late;
         self.probe.iter_mut().for_each(|(_, at)| *at += late);
     }
 
-    /// How long it has lasted.
+    /// How long the silence has lasted.
     pub fn elapsed(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.since)
     }
 
-    /// The server was asked, with this request, whether it is there.
+    /// Notes that this request probes the server.
     pub fn probe_sent(&mut self, request: u32, now: Instant) {
         self.probe = Some((request, now));
     }
 
-    /// Whether a request asked that; it is answered then.
+    /// Whether this request was the probe; it is answered then.
     pub fn take_probe(&mut self, request: u32) -> bool {
         self.probe.take_if(|(probe, _)| *probe == request).is_some()
     }
@@ -63,7 +62,7 @@ impl SilenceTimer {
         let silent = self.elapsed(now);
         match self.probe {
             None if owed && silent >= timeout / PROBE_AFTER => SilenceStep::Probe,
-            // The time to answer is never short, however late the question was.
+            // A late probe has its full time for an answer.
             Some((_, at)) if silent >= timeout && now >= at + (timeout - timeout / PROBE_AFTER) => {
                 SilenceStep::GiveUp
             }
@@ -80,7 +79,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn a_server_that_answers_no_question_is_given_up_at_the_timeout() {
+    fn a_server_that_answers_no_probe_is_given_up_at_the_timeout() {
         let begin = Instant::now();
         let mut silence = SilenceTimer::new(begin);
         assert_eq!(silence.step(true, begin + SECOND, TIMEOUT), SilenceStep::Wait);
@@ -91,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_heard_and_what_is_not_owed_end_a_silence() {
+    fn messages_and_the_absence_of_owed_answers_end_a_silence() {
         let begin = Instant::now();
         let mut silence = SilenceTimer::new(begin);
         silence.probe = Some((1, begin + 2 * SECOND));
@@ -103,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_that_was_late_has_its_time_all_the_same() {
+    fn a_late_probe_has_its_full_time_for_an_answer() {
         let begin = Instant::now();
         let mut silence = SilenceTimer::new(begin);
         assert_eq!(silence.step(true, begin + 8 * SECOND, TIMEOUT), SilenceStep::Probe);

@@ -1,8 +1,7 @@
-//! What carries the links of a session: verbs over every port that works on both
-//! sides, else TCP, with the reason. A port that fails rests, others carry its work,
-//! and when all of them rest TCP does; when one answers again, links go back to it.
-//! A session that began without a port stays on TCP. Never waits; `links`
-//! drives it, `port_scheduler` decides.
+//! The transport of a session's links: verbs over every port that works on both sides, else TCP,
+//! with the reason. A port that fails backs off and others carry its work; if all back off, TCP
+//! does. When a port works again, links return to it. A session that began on TCP stays there.
+//! Never waits; `links` calls it, `port_scheduler` decides.
 
 use crate::connection::port_scheduler::PortScheduler;
 use crate::model::report::{Port, RdmaCounters};
@@ -20,30 +19,30 @@ use verbatim_fabric::{FabricError, Link};
 use verbatim_proto::message::{LinkId, LinkOffer};
 use verbatim_proto::rails::RAILS_MAX;
 
-/// What the user wants data to move over.
+/// The transport that the user wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
     /// RDMA where it works, else TCP.
     #[default]
     Auto,
-    /// RDMA, or not at all.
+    /// RDMA, or an error.
     Verbs,
     /// TCP.
     Tcp,
 }
 
-/// How data is to move.
+/// The options of the transport.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CarrierOptions {
-    /// Over what.
+    /// The transport that the user wants.
     pub transport: Transport,
-    /// Which device, port and address.
+    /// The device, port and address that the user wants.
     pub wish: Wish,
-    /// How many queue pairs; without it as many as streams.
+    /// The number of queue pairs; by default that of the streams.
     pub qps: Option<u16>,
-    /// The class of its traffic.
+    /// The traffic class of RDMA packets.
     pub traffic_class: u8,
-    /// Whether workers poll for ever instead of sleeping.
+    /// Whether workers poll instead of sleeping.
     pub busy_poll: bool,
 }
 
@@ -51,39 +50,39 @@ pub struct CarrierOptions {
 pub enum Carrier {
     /// A simulated network.
     Sim(SimNet),
-    /// Devices of this machine; TCP while all of them rest.
+    /// RDMA ports of this machine; TCP while all of them back off.
     Verbs(Box<Rdma>),
-    /// TCP, and why it is not RDMA.
+    /// TCP, and why not RDMA.
     Tcp {
-        /// Why: TCP was asked for, or what RDMA lacks here.
+        /// The user asked for TCP, or what RDMA lacks here.
         reason: String,
     },
 }
 
-/// The devices, and the queue pairs on them that wait for the server's half.
+/// The RDMA ports, and the queue pairs that wait for the server's half.
 pub struct Rdma {
     devices: Vec<Device>,
     rails: PortScheduler,
     wish: Wish,
     options: Options,
-    /// Whether the user takes nothing else.
+    /// Whether the user requires RDMA.
     requires_rdma: bool,
     offered: HashMap<LinkId, VerbsEndpoint>,
-    /// Why links moved to TCP, the last time.
+    /// Why links last moved to TCP.
     reason: Option<String>,
 }
 
-/// A port of this machine, and the memory that links on it use.
+/// A port of this machine, and its protection domain.
 struct Device {
     domain: Arc<VerbsDomain>,
     place: Place,
-    /// Why the server does not let data move to it.
+    /// Why the server forbids data on this port.
     refused: Option<String>,
 }
 
 impl Carrier {
-    /// Chooses the transport for a server at this address, where links need buffers of this many bytes
-    /// in all. Fails only where the user insists on RDMA.
+    /// Chooses the transport for a server at this address; the buffers of the links need this many
+    /// bytes in all. Fails only if the user requires RDMA.
     pub fn choose(
         options: &CarrierOptions,
         sim: Option<&SimNet>,
@@ -107,8 +106,8 @@ impl Carrier {
         Self::Tcp { reason }
     }
 
-    /// The server takes encrypted links alone: TCP from now on. Fails where the user insists
-    /// on RDMA.
+    /// Switches to TCP, because the server requires encrypted links. Fails if the user requires
+    /// RDMA.
     pub(crate) fn seal(&mut self, reason: &str) -> Result<(), FabricError> {
         match self {
             Self::Verbs(rdma) if rdma.requires_rdma => Err(FabricError::Limit(reason.to_owned())),
@@ -119,8 +118,8 @@ impl Carrier {
         }
     }
 
-    /// The offer for a link: over RDMA a new queue pair, which waits for [`Carrier::connect`]. Fails
-    /// only where the user insists on RDMA.
+    /// The offer for a link: over RDMA a new queue pair, which waits for [`Carrier::connect`].
+    /// Fails only if the user requires RDMA.
     pub fn offer(&mut self, link: LinkId, now: Duration) -> Result<LinkOffer, FabricError> {
         match self {
             Self::Sim(_) => Ok(LinkOffer::Sim),
@@ -129,8 +128,8 @@ impl Carrier {
         }
     }
 
-    /// Connects the offered queue pair to that of the server at `peer`. The caller proves the link
-    /// before it uses it; servers before 0.2 offer no page to read. Fails for a link that was not
+    /// Connects the offered queue pair to that of the server at `peer`. The caller must prove the
+    /// link before use; servers before 0.2 offer no page to read. Fails for a link that was not
     /// offered.
     pub fn connect(&mut self, link: LinkId, peer: &[u8]) -> Result<UnprovenLink, FabricError> {
         let offered = match self {
@@ -145,17 +144,17 @@ impl Carrier {
         Ok(UnprovenLink { link, proof })
     }
 
-    /// Whether RDMA devices were chosen, even if all of them rest now.
+    /// Whether RDMA ports were chosen, even if all of them back off now.
     pub fn is_verbs(&self) -> bool {
         matches!(self, Self::Verbs(_))
     }
 
-    /// Whether the next link would be made on a device.
+    /// Whether the next link would use RDMA.
     pub(crate) fn has_rail(&self) -> bool {
         matches!(self, Self::Verbs(rdma) if rdma.rails.pick().is_some())
     }
 
-    /// A link could not be made on its rail, or not kept there: the rail rests.
+    /// Starts the backoff of a rail on which a link could not connect or stay.
     pub(crate) fn fail(&mut self, link: LinkId, reason: &str, now: Duration) {
         if let Self::Verbs(rdma) = self {
             rdma.offered.remove(&link);
@@ -165,13 +164,13 @@ impl Carrier {
         }
     }
 
-    /// The server does not let data move to the port of a link: its rail is left for good.
+    /// Forbids the rail of a link for the rest of the session, because the server does.
     pub(crate) fn forbid(&mut self, link: LinkId, reason: &str) {
         if let Self::Verbs(rdma) = self {
             rdma.offered.remove(&link);
             if let Some(rail) = rdma.rails.remove(link) {
                 rdma.rails.forbid(rail);
-                // Links are asked for side by side, and each is refused.
+                // Links are requested in parallel, and the server refuses each.
                 if rdma.devices[rail].refused.replace(reason.to_owned()).is_none() {
                     rdma.log_fallback(rail, reason);
                 }
@@ -179,7 +178,7 @@ impl Carrier {
         }
     }
 
-    /// A link was lost; says whether its rail rests from now on.
+    /// Counts a lost link. Returns whether its rail backs off now.
     pub(crate) fn lost(
         &mut self,
         link: LinkId,
@@ -196,7 +195,7 @@ impl Carrier {
         too_many
     }
 
-    /// A link is given up to be made anew elsewhere.
+    /// Removes a link that will reconnect elsewhere.
     pub(crate) fn remove_link(&mut self, link: LinkId) {
         if let Self::Verbs(rdma) = self {
             rdma.offered.remove(&link);
@@ -204,22 +203,22 @@ impl Carrier {
         }
     }
 
-    /// A link was proven.
+    /// Notes that a link was proven.
     pub(crate) fn proven(&mut self, link: LinkId) {
         if let Self::Verbs(rdma) = self {
             rdma.rails.proven(link);
         }
     }
 
-    /// A link carried a chunk.
+    /// Notes that a link carried a chunk.
     pub(crate) fn carried(&mut self, link: LinkId) {
         if let Self::Verbs(rdma) = self {
             rdma.rails.carried(link);
         }
     }
 
-    /// Looks whether a rail that rested works again; returns a link that should be made anew
-    /// because of that.
+    /// Retries a rail whose backoff has expired. Returns a link that should move to a restored
+    /// rail.
     pub(crate) fn misplaced(
         &mut self,
         up: impl Iterator<Item = LinkId>,
@@ -238,7 +237,7 @@ impl Carrier {
         rdma.rails.misplaced(up)
     }
 
-    /// The reads and writes that the devices were asked for and have completed.
+    /// The reads and writes posted to the devices and completed by them.
     pub fn posted(&self) -> RdmaCounters {
         let Self::Verbs(rdma) = self else { return RdmaCounters::default() };
         let counters = || rdma.devices.iter().map(|device| device.domain.counters());
@@ -250,7 +249,7 @@ impl Carrier {
         }
     }
 
-    /// The RDMA ports that were chosen, and why the server refuses one.
+    /// The RDMA ports that were chosen, and why the server forbids one.
     pub fn ports(&self) -> Vec<Port> {
         let Self::Verbs(rdma) = self else { return Vec::new() };
         let port = |Device { place, refused, .. }: &Device| {
@@ -284,8 +283,8 @@ impl Rdma {
         let (mut devices, mut refused) = (Vec::new(), None);
         for place in places.into_iter().take(count) {
             let opened = VerbsDomain::open(&place, DomainLimits::default())
-                // All of it: what one process locks counts together, and one rail may have to
-                // carry everything.
+                // Pin the full amount on each port: locked memory counts per process, and one rail
+                // may have to carry everything.
                 .and_then(|domain| domain.try_pinning(buffer_bytes).map(|()| domain));
             match opened {
                 Ok(domain) => {
@@ -306,7 +305,7 @@ impl Rdma {
         Ok(Self { devices, rails, wish, options, requires_rdma, offered, reason })
     }
 
-    /// A queue pair on the best rail that has one; TCP when all of them rest.
+    /// Creates a queue pair on the best rail; falls back to TCP if all rails back off.
     fn offer(&mut self, link: LinkId, now: Duration) -> Result<LinkOffer, FabricError> {
         while let Some(rail) = self.rails.pick() {
             match self.endpoint(rail) {
@@ -330,7 +329,7 @@ impl Rdma {
         self.log_fallback(rail, reason);
     }
 
-    /// Says that a rail rests, or may not be used, and what carries its work.
+    /// Logs that a rail backs off or is forbidden, and which transport carries its work.
     fn log_fallback(&mut self, rail: usize, reason: &str) {
         let place = &self.devices[rail].place;
         if self.rails.pick().is_some() {
@@ -341,7 +340,7 @@ impl Rdma {
         }
     }
 
-    /// A queue pair. A port that was down may have another address now.
+    /// Creates a queue pair. A port that was down may have another address now.
     fn endpoint(&mut self, rail: usize) -> Result<VerbsEndpoint, FabricError> {
         let Device { domain, place, .. } = &mut self.devices[rail];
         VerbsEndpoint::at(domain, place, self.options, |known| {
@@ -351,16 +350,15 @@ impl Rdma {
     }
 }
 
-/// How much work a port gets: by its rate, and less the farther its memory is from ours. A
-/// distance tells latency, of which a rate suffers less than its share: three quarters are left
-/// at 20, one hop, and half at 40.
+/// The weight of a port: its rate, reduced by its NUMA distance. The distance is a latency, and
+/// rates suffer less than proportionally: three quarters remain at 20 (one hop), half at 40.
 fn weight(place: &Place) -> u64 {
     let beyond = place.numa_distance.unwrap_or(0).saturating_sub(DISTANCE_LOCAL);
     let (rate, least) = (u64::from(place.rate_mbit.max(1)), u64::from(3 * DISTANCE_LOCAL));
     (rate * 1000 * least / (least + u64::from(beyond))).max(1)
 }
 
-/// A queue pair that is connected and has carried nothing yet.
+/// A queue pair that is connected and not yet proven.
 pub struct UnprovenLink {
     link: VerbsLink,
     proof: Option<Proof>,
@@ -381,7 +379,7 @@ impl UnprovenLink {
     }
 }
 
-/// Says what was chosen, and why.
+/// Logs the chosen port and the reason.
 fn log_chosen_port(place: &Place, server: SocketAddr) {
     let Place { device, port, gid, why, .. } = place;
     let (gid_index, address, kind) = (gid.index, gid.ip(), gid.kind);
@@ -394,7 +392,7 @@ mod tests {
     use verbatim_fabric::verbs::{GidInfo, GidKind, LinkLayer};
 
     #[test]
-    fn a_port_weighs_what_it_carries_and_less_when_it_is_far() {
+    fn the_weight_of_a_port_follows_its_rate_and_its_distance() {
         let gid = GidInfo { index: 0, raw: [0; 16], kind: GidKind::RoceV2, netdev: None };
         let place = |rate_mbit, numa_distance| Place {
             device: "mlx5_0".into(),

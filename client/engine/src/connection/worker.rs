@@ -1,9 +1,9 @@
-//! What a worker of the client does: it owns links, reads chunks, verifies and
-//! writes them while they are in cache; or reads, hashes and sends them. Told
-//! what to do by the session, answers into its event queue.
+//! The worker threads of a client. A worker owns links: it reads chunks, verifies and writes them
+//! while they are in cache, or reads, hashes and sends them. The session sends it commands; the
+//! worker answers into the session's event queue.
 //!
-//! Buffers: a slot leaves its pool with an operation and comes back with the
-//! completion, on success, failure and flush alike.
+//! Buffers: a slot leaves its pool with an operation and returns with the completion, after
+//! success, failure and flush alike.
 
 use crate::connection::event::WorkerEvent;
 use crate::connection::link_buffers::LinkBuffers;
@@ -30,23 +30,23 @@ use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::write::{Post, Posted};
 use verbatim_proto::{Digest, Extent, Fault};
 
-/// What the session tells a worker.
+/// A command of the session to a worker.
 pub(crate) enum Command {
-    /// Take this link.
+    /// Takes over a link.
     Adopt { id: LinkId, link: Box<dyn Link>, slots: u16, chunk_bytes: usize },
-    /// Read a chunk into these places.
+    /// Reads a chunk into these targets.
     Fetch(Fetch, Vec<ChunkTarget>),
-    /// Write a chunk of these sources.
+    /// Writes a chunk from these sources.
     Post(Post, Vec<DataSource>),
-    /// Read nothing: compare the digests of a chunk with these files; those that were given up
-    /// are none. Needs no link.
+    /// Compares the digests of a chunk with these files; an abandoned file is `None`. Needs no
+    /// link.
     Compare(Fetch, Vec<Option<ComparedFile>>),
-    /// End this link.
+    /// Ends a link.
     Drop(LinkId),
 }
 
 impl Command {
-    /// Whether somebody waits for some of what it brings, before all that nobody waits for.
+    /// Whether a reader of a mount waits for this chunk.
     pub fn is_urgent(&self) -> bool {
         let waits = |to: &ChunkTarget| matches!(&to.sink, DataSink::Part(part) if part.priority.is_urgent());
         matches!(self, Self::Fetch(_, targets) if targets.iter().any(waits))
@@ -61,7 +61,7 @@ pub(crate) struct ClientWorker {
     links: HashMap<LinkKey, LinkBuffers>,
     in_flight: HashMap<Ticket, InFlight>,
     next_ticket: u64,
-    /// What became of posts since links were polled last, and is not told yet.
+    /// Outcomes of posts, sent when the commands of a batch are done.
     posted: Vec<WorkerEvent>,
 }
 
@@ -70,7 +70,7 @@ enum InFlight {
     Post { bytes: u64, since: Option<Instant> },
 }
 
-/// A link's name as a number of its worker.
+/// The worker's key of a link.
 pub(crate) fn key_of(id: LinkId) -> LinkKey {
     LinkKey(u64::from(id.index) << 16 | u64::from(id.epoch))
 }
@@ -86,7 +86,7 @@ impl ClientWorker {
     }
 
     fn send(&self, event: WorkerEvent) {
-        // Slots bound how many can be on the way; a session that is gone needs none.
+        // The number of slots bounds the queue; a session that has ended needs no event.
         if self.events.try_send(event).is_err() {
             tracing::debug!("event of a worker came too late");
         }
@@ -97,19 +97,19 @@ impl ClientWorker {
         Ticket(self.next_ticket)
     }
 
-    /// Says what became of a fetch, and how many bytes of it no link carried.
+    /// Reports the outcome of a read, and how many of its bytes came from a basis.
     fn report_fetch(&self, fetch: &Fetch, basis_bytes: u64, outcome: Outcome) {
         let (link, slot) = (fetch.link, fetch.slot);
         self.send(WorkerEvent::Fetched { link, slot, outcome, basis_bytes });
     }
 
-    /// The time, where a trace is to tell of it: on some machines a clock is a system call.
+    /// The time, if a trace records it: reading the clock is a system call on some machines.
     fn trace_time(&self) -> Option<Instant> {
         self.trace.as_ref().map(|_| Instant::now())
     }
 
-    /// Takes a chunk from the file it replaces, or over its link. One whose link is gone is
-    /// somebody else's by now, and its file may be another: nothing of it is touched.
+    /// Copies a chunk from a basis file, or reads it over its link. Touches nothing if the link is
+    /// gone: the chunk was assigned elsewhere, and the file may be another version.
     fn fetch_or_copy_from_basis(
         &mut self,
         links: &mut LinkSet<Box<dyn Link>>,
@@ -121,7 +121,7 @@ impl ClientWorker {
         }
         match take(&fetch.chunk.pieces, &targets, &self.stats) {
             Some(outcome) => {
-                // The target must not outlive the answer: a restart removes it.
+                // Drop the target before the answer: a restart removes it.
                 drop(targets);
                 self.report_fetch(&fetch, u64::from(fetch.chunk.bytes), outcome);
             }
@@ -153,7 +153,7 @@ impl ClientWorker {
                 self.links.get_mut(&key).expect("it was just there").fetches_in_flight += 1;
             }
             Err(full) => {
-                // The machine keeps within the depth, so only a dead link is full.
+                // The machine respects the queue depth, so only a dead link is full.
                 let buffers = self.links.get_mut(&key).expect("it was just there");
                 buffers.reads.put(fetch.slot, full.0.into_buffer());
                 self.report_fetch(&fetch, 0, Outcome::LinkLost);
@@ -176,8 +176,8 @@ impl ClientWorker {
         };
         let bytes: u64 = pieces.iter().map(|(_, extent)| extent.len).sum();
         buffer.set_len(bytes as usize);
-        // What did not match is sent as it was hashed, so that a file that keeps changing is found
-        // out by its own check.
+        // A retried chunk is sent as it was hashed, so that the source check detects a file that
+        // keeps changing.
         let sends_from_file = links.get(&key).is_some_and(|link| link.limits().sends_from_file);
         let from_files = sends_from_file && !again;
         let since = self.trace_time();
@@ -198,9 +198,10 @@ impl ClientWorker {
                     trace.worked("read and hash", grant.link.index, since, bytes);
                 }
                 self.in_flight.insert(ticket, InFlight::Post { bytes, since: self.trace_time() });
-                // Said before it has moved, so that the server knows what to expect when the data
-                // is there: a device is at it already, a socket gets it when links are polled. A
-                // link that dies before is fenced, and all it had not confirmed is sent again.
+                // Sent before the data moves, so that the server knows the digests when the data
+                // arrives. A device is busy with it already; a socket gets it when links are
+                // polled. If the link dies first, it is fenced, and unconfirmed chunks are sent
+                // again.
                 self.posted.push(WorkerEvent::Posted { tag, posted: Posted::Sent(digests) });
                 if is_device {
                     self.commanded();
@@ -214,9 +215,9 @@ impl ClientWorker {
         }
     }
 
-    /// Reads and hashes the pieces of a chunk, a grain at a time. What can be sent from its file,
-    /// where that is wanted, is only hashed: every grain goes through the same part of the buffer,
-    /// which stays in cache.
+    /// Reads and hashes the pieces of a chunk, a grain at a time. A piece that the link sends from
+    /// its file is only hashed: all its grains use the same part of the buffer, which stays in
+    /// cache.
     fn load(
         &self,
         buffer: &mut Buffer,
@@ -234,7 +235,7 @@ impl ClientWorker {
             let file = source.file().filter(|_| from_files && is_long);
             let size = source.size();
             let mut values = Vec::new();
-            // Asked before the bytes are read: a write behind them must be seen.
+            // Checked before the bytes are read, so that a later write is noticed.
             let settled = source.is_settled();
             for done in (0..extent.len).step_by(GRAIN_BYTES as usize) {
                 let (offset, len) = (extent.offset + done, GRAIN_BYTES.min(extent.len - done));
@@ -262,7 +263,7 @@ impl ClientWorker {
         (digests, faults)
     }
 
-    /// An operation ended: its buffer, or one like it, goes home, and the session is told.
+    /// Handles a completion: returns the buffer to its pool and reports to the session.
     fn operation_ended(
         &mut self,
         (key, over): (LinkKey, Option<&mut Box<dyn Link>>),
@@ -290,9 +291,9 @@ impl ClientWorker {
                 if let Some((trace, landed)) = self.trace.as_ref().zip(landed).filter(|_| ok) {
                     trace.worked("verify and store", link, landed, bytes);
                 }
-                // Somebody reads a part here and there, and waits for it.
+                // A reader of a mount waits for a range in memory.
                 let waits = targets.iter().any(|to| matches!(to.sink, DataSink::Part(_)));
-                // The target must not outlive the answer: a restart removes it.
+                // Drop the target before the answer: a restart removes it.
                 drop(targets);
                 let Some(buffers) = self.links.get_mut(&key) else {
                     return self.report_fetch(&fetch, 0, outcome);
@@ -311,7 +312,7 @@ impl ClientWorker {
             }
             InFlight::Post { bytes, since } => {
                 if let Some((trace, since)) = self.trace.as_ref().zip(since) {
-                    // The key of a link is its index and its epoch.
+                    // The key of a link holds its index and its epoch.
                     trace.moved("write", (key.0 >> 16) as u16, since, bytes);
                 }
                 if let Some(buffers) = self.links.get_mut(&key) {
@@ -374,7 +375,7 @@ impl Handler<Box<dyn Link>> for ClientWorker {
     }
 
     fn lost(&mut self, key: LinkKey, flushed: Vec<Completion>, error: FabricError) {
-        // What became of its posts is told before its end.
+        // Report the outcomes of posts before the loss of the link.
         self.commanded();
         for completion in flushed {
             if let Completion::Done { ticket, buffer, .. } = completion {
@@ -405,7 +406,7 @@ mod tests {
     use verbatim_proto::message::{FileId, FileInfo, Piece, WindowId};
     use verbatim_proto::read::{Chunk, PieceOutcome};
 
-    /// A fetch of all of a file whose target has the same already.
+    /// A fetch of a whole file whose basis is identical.
     fn matching(folder: &std::path::Path) -> (Fetch, ChunkTarget) {
         let bytes = vec![7; 1 << 20];
         std::fs::write(folder.join("a"), &bytes).expect("writes");
@@ -428,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fetch_that_comes_after_its_link_is_gone_touches_nothing() {
+    fn a_fetch_on_a_lost_link_touches_nothing() {
         let dir = tempfile::tempdir().expect("folder");
         let (events, mut heard) = mpsc::channel(8);
         let mut worker = ClientWorker::new(events, Arc::default(), None);
@@ -442,7 +443,7 @@ mod tests {
         };
         assert_eq!((outcome, basis_bytes), (Outcome::LinkLost, 0));
         assert_eq!(std::fs::read_dir(dir.path()).expect("lists").count(), 1, "nothing is begun");
-        // With its link it is taken from the file it replaces, and no link carries it.
+        // With a link, the chunk is copied from the basis and no link carries it.
         let reads = SlotPool::new(1, 1 << 20, Buffer::new);
         let buffers = LinkBuffers::new(fetch.link, reads, Buffer::new, 1 << 20);
         worker.links.insert(key_of(fetch.link), buffers);

@@ -1,32 +1,33 @@
-//! Memory that bytes on their way stay in: verified ones in the buffer they came in, for
-//! which a worker gets another one, so that nothing is copied. Buffers are used again: fresh
-//! memory has to be zeroed by the kernel, page by page. Used by parts of files and by pipes.
+//! A pool of chunk buffers, and verified bytes on their way to a reader. Verified bytes stay in the
+//! buffer that received them, and the worker gets a free buffer for its slot, so no byte is copied.
+//! The pool recycles buffers: the kernel zeroes fresh memory page by page. Range reads and pipes
+//! use it.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use verbatim_fabric::Buffer;
 
-/// What buffers that wait to be used again may take.
+/// The most bytes of free buffers in the pool.
 const POOL_BYTES_MAX: usize = 16 << 20;
 
-/// The longest run of zeros that `Bytes` stand for.
+/// The longest run of zeros that one [`Bytes`] represents.
 pub const ZEROS_MAX: usize = 4 << 20;
 
-/// Zeros that nobody writes to: the kernel gives all of them the same page.
+/// Zeros that are never written: the kernel maps all of them to one page.
 static ZEROS: [u8; ZEROS_MAX] = [0; ZEROS_MAX];
 
-/// Bytes that follow one another.
+/// Contiguous bytes.
 pub enum Bytes {
-    /// In a buffer, which is used again.
+    /// In a buffer of the pool.
     Buffered(Buffer),
-    /// In memory of their own.
+    /// In an allocation of their own.
     Copied(Vec<u8>),
-    /// So many zeros, `ZEROS_MAX` at most, which take no memory.
+    /// This many zeros, `ZEROS_MAX` at most; they occupy no memory.
     Zeros(usize),
 }
 
 impl Bytes {
-    /// Some of these bytes, in memory of their own.
+    /// Copies a range of these bytes.
     pub fn part(&self, range: Range<usize>) -> Self {
         match self {
             Self::Zeros(_) => Self::Zeros(range.len()),
@@ -47,7 +48,7 @@ impl std::ops::Deref for Bytes {
     }
 }
 
-/// Buffers that were used and may be again.
+/// Free buffers for reuse.
 #[derive(Default)]
 pub struct BufferPool(Mutex<Vec<Buffer>>);
 
@@ -56,8 +57,8 @@ impl BufferPool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes all that is in a buffer, and puts another one in its place. Of one that a device may
-    /// write to the bytes are copied, and of one that would be mostly empty.
+    /// Takes the bytes out of a slot's buffer and replaces the buffer with a free one. Copies the
+    /// bytes instead if a device may write to the buffer, or if it is mostly empty.
     pub fn swap(&self, buffer: &mut Buffer) -> Bytes {
         let stays = buffer.is_registered();
         self.swap_unless(stays, buffer)
@@ -78,25 +79,25 @@ impl BufferPool {
         }
     }
 
-    /// Nobody needs these bytes any more.
+    /// Returns the buffer of these bytes to the pool.
     pub fn give_back(&self, bytes: Bytes) {
         if let Bytes::Buffered(buffer) = bytes {
             self.put(buffer);
         }
     }
 
-    /// A buffer of this capacity; what is in it means nothing. None when there is no memory.
+    /// Takes a buffer of this capacity, with arbitrary content. `None` if memory is short.
     pub fn take(&self, capacity: usize) -> Option<Buffer> {
         let mut list = self.list();
-        // Those of another session may have had another size.
+        // Another session may have used another chunk size.
         list.retain(|it| it.capacity() == capacity);
-        // The one that was used last is the most likely to be in cache.
+        // The buffer that was used last is the most likely to be in cache.
         let spare = list.pop();
         drop(list);
         spare.or_else(|| Buffer::new(capacity).ok())
     }
 
-    /// Keeps a buffer for the next, unless there are enough.
+    /// Adds a free buffer, or drops it if the pool is full.
     pub fn put(&self, buffer: Buffer) {
         let mut list = self.list();
         let held: usize = list.iter().map(Buffer::capacity).sum();
@@ -105,7 +106,7 @@ impl BufferPool {
         }
     }
 
-    /// How many wait.
+    /// The number of free buffers.
     #[cfg(test)]
     pub fn count(&self) -> usize {
         self.list().len()
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_stay_in_the_buffer_they_came_in_which_is_used_again() {
+    fn received_bytes_keep_their_buffer_and_the_pool_recycles_it() {
         let (pool, mut slot) = (BufferPool::default(), filled(SIZE, 7));
         let came = slot.as_ptr();
         let bytes = pool.swap(&mut slot);
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_that_a_device_knows_stays_and_its_bytes_are_in_one_that_is_used_again() {
+    fn a_registered_buffer_stays_and_its_bytes_are_copied_to_a_free_one() {
         let (pool, mut slot) = (BufferPool::default(), filled(SIZE - 1, 5));
         let came = slot.as_ptr();
         let bytes = pool.swap_unless(true, &mut slot);
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_that_is_mostly_empty_is_copied_and_stays() {
+    fn a_mostly_empty_buffer_stays_and_its_bytes_are_copied() {
         let (pool, mut slot) = (BufferPool::default(), filled(SIZE / 2, 5));
         let came = slot.as_ptr();
         let bytes = pool.swap(&mut slot);
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_kept_than_may_be_and_none_of_another_size() {
+    fn the_pool_is_bounded_and_drops_buffers_of_another_size() {
         let pool = BufferPool::default();
         let many: Vec<_> = (0..2 * POOL_BYTES_MAX / SIZE).map(|_| pool.take(SIZE)).collect();
         many.into_iter().flatten().for_each(|buffer| pool.put(buffer));

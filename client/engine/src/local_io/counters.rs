@@ -1,18 +1,17 @@
-//! Where the time of a session's workers goes, and how many bytes are safe.
-//! Counters that workers and jobs add to and the session reads; nobody waits
-//! for them.
+//! Counters of one session: verified bytes, and how the workers spent their time. Workers and jobs
+//! add to them, the session reads them; they are atomic and never block.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Counters of one session: bytes that are verified, and where the time of the workers went.
+/// Counters of one session: verified bytes, and how the workers spent their time.
 #[derive(Default)]
 pub struct Stats {
-    /// Bytes that are verified and stored, whichever way they came.
+    /// Bytes that are verified and stored, from links, holes or a basis.
     pub bytes: AtomicU64,
-    /// Of these, bytes that links carried.
+    /// Bytes of these that links carried.
     pub moved: AtomicU64,
-    /// Of these, bytes that were holes.
+    /// Bytes of these that were holes.
     pub holes: AtomicU64,
     /// Bytes of partial files that this machine hashed again before it resumed them.
     pub rehashed: AtomicU64,
@@ -23,26 +22,26 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Work on the disk and hashing took this long.
+    /// Adds time spent on the disk and on hashing.
     pub(crate) fn add(&self, disk: Duration, hash: Duration) {
         self.disk_ns.fetch_add(disk.as_nanos() as u64, Ordering::Relaxed);
         self.hash_ns.fetch_add(hash.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// A link carried bytes that are verified.
+    /// Counts verified bytes that a link carried.
     pub(crate) fn moved(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.moved.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Zeros of a hole were hashed, and made where they were not.
+    /// Counts a hole whose zeros were hashed, and written where the file system cannot punch holes.
     pub(crate) fn zeroed(&self, bytes: u64, time: Duration) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.holes.fetch_add(bytes, Ordering::Relaxed);
         self.add(Duration::ZERO, time);
     }
 
-    /// Names what took most of the time: `hash`, `disk`, `link` or `peer`.
+    /// Names the part that took most of the time: `hash`, `disk`, `link` or `peer`.
     pub fn limit(&self) -> &'static str {
         let counters = [
             ("hash", &self.hash_ns),

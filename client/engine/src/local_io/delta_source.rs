@@ -1,10 +1,9 @@
-//! What of a file need not move because a file of the target has it, the one it
-//! replaces or one that looks like it: on the way up the server is offered it, on
-//! the way down it is taken here. Before a
-//! chunk is fetched, the same range of the old file is read and hashed, and where
-//! it matches the digests of the lease, which came over TLS, it is written to the
-//! new file instead. What was hashed is what is written, so nothing of the old
-//! file is trusted. Called by workers.
+//! Delta transfer: the chunks of a file that a basis file at the target already has are not moved.
+//! The basis is the replaced file or a similar one. On the way up the client offers digests to the
+//! server; on the way down workers use this module. Before a worker fetches a chunk, it reads and
+//! hashes the same range of the basis file. If the digests match those of the lease, which came
+//! over TLS, it writes the bytes to the new file. It writes the bytes that it hashed, so the basis
+//! file need not be trusted.
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,35 +12,35 @@ use verbatim_proto::message::Piece;
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Digest, WirePath};
 
-/// The least size of a file that is compared with a basis.
+/// The smallest file for which a basis is tried.
 pub const BASIS_BYTES_MIN: u64 = 1 << 20;
 
-/// Files of the target that may have something in common with one that is copied.
+/// Files of the target that may share chunks with a file to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Basis {
-    /// Where they are, the best first: on the way down below the target, on the way up export
-    /// first.
+    /// Their paths, the most likely first: below the target on the way down, export first on the
+    /// way up.
     pub paths: Vec<WirePath>,
-    /// Whether they are other files than the one that is replaced.
+    /// Whether they are other files than the replaced one (rsync's `--fuzzy`).
     pub fuzzy: bool,
 }
 
-/// A file of the target that is compared with what is wanted.
+/// A file of the target that is searched for chunks.
 pub(crate) struct BasisFile {
     path: WirePath,
-    /// It has something of what is wanted.
+    /// Whether a chunk has matched.
     matched: AtomicBool,
-    /// It has something else, and nothing was taken from it before.
+    /// Whether the first chunk differed, so that the file is not tried again.
     mismatched: AtomicBool,
 }
 
 impl BasisFile {
-    /// One that is a guess is given up when it has not what it is first asked for.
+    /// A fuzzy basis is abandoned if the first chunk differs.
     pub fn new(path: WirePath, fuzzy: bool) -> Self {
         Self { path, matched: AtomicBool::new(!fuzzy), mismatched: AtomicBool::new(false) }
     }
 
-    /// The bytes of a piece of a file of `size` bytes, where it has them.
+    /// The bytes of a piece of a file of `size` bytes, if this file has the same.
     pub fn matching_bytes(&self, folder: &Folder, piece: &Piece, size: u64) -> Option<Vec<u8>> {
         if self.mismatched.load(Ordering::Relaxed) {
             return None;
@@ -51,7 +50,7 @@ impl BasisFile {
         let read = old.file().read_exact_at(&mut bytes, piece.extent.offset);
         let starts = (piece.extent.offset..).step_by(GRAIN_BYTES as usize);
         let mut grains = starts.zip(bytes.chunks(GRAIN_BYTES as usize).zip(&piece.digests));
-        // One that differs is enough: all of the chunk is fetched then.
+        // One grain that differs is enough: the worker then fetches the whole chunk.
         let same = piece.digests.len() == bytes.len().div_ceil(GRAIN_BYTES as usize)
             && grains
                 .all(|(offset, (grain, digest))| Digest::of_grain(offset, size, grain) == *digest);

@@ -1,7 +1,6 @@
-//! Where a downloaded file lands. The temporary file is made by the worker
-//! that has its first bytes, so that a thousand small files are created side
-//! by side; it is removed and made anew when the source changed. That of a
-//! large file lasts when a copy is cut short, and a later one goes on with it.
+//! The partial file of one download. The worker with the first bytes creates it, so that many small
+//! files are created in parallel. If the source changes, it is removed and created again. The
+//! partial file of a large file outlives an interrupted copy, and a later copy resumes it.
 
 use crate::local_io::delta_source::{Basis, BasisFile};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -14,29 +13,29 @@ use verbatim_proto::message::{FileInfo, Piece};
 use verbatim_proto::read::Have;
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
-/// A place for one file, not yet on disk.
+/// The partial file of one download, created with its first bytes.
 pub(crate) struct DownloadFile {
     folder: Arc<Folder>,
     path: WirePath,
-    /// Whom it is copied from, and what.
+    /// The source: its server and its path.
     server: Fingerprint,
     remote: WirePath,
     state: Mutex<DownloadState>,
-    /// Files that may have some of it.
+    /// Files that may share chunks with the source.
     basis_files: OnceLock<Vec<BasisFile>>,
 }
 
 #[derive(Default)]
 struct DownloadState {
     info: Option<FileInfo>,
-    /// Bytes that an earlier run left.
+    /// Bytes that an earlier run left in the partial file.
     resumed_bytes: u64,
     room: Option<Room>,
     target: Option<Arc<Target>>,
 }
 
 impl DownloadFile {
-    /// A place below `folder` for what is at `remote` of this server.
+    /// A download to `path` below `folder`, of the file at `remote` on this server.
     pub fn new(
         folder: Arc<Folder>,
         path: WirePath,
@@ -47,42 +46,42 @@ impl DownloadFile {
         Arc::new(Self { folder, path, server, remote, state, basis_files })
     }
 
-    /// Takes what it has in common with files that are there from them.
+    /// Sets the basis files, which workers search for chunks.
     pub fn set_basis(&self, basis: &Basis) {
         let basis_files = basis.paths.iter().map(|path| BasisFile::new(path.clone(), basis.fuzzy));
         let _ = self.basis_files.set(basis_files.collect());
     }
 
-    /// The bytes of a piece of a file of `size` bytes, where a file that is there has them. Opens
-    /// it: for workers.
+    /// The bytes of a piece of a file of `size` bytes, if a basis file has them. Opens the basis
+    /// file, so only workers call it.
     pub fn matching_bytes(&self, piece: &Piece, size: u64) -> Option<Vec<u8>> {
         let basis_files = self.basis_files.get()?;
         basis_files.iter().find_map(|old| old.matching_bytes(&self.folder, piece, size))
     }
 
-    /// Whether there is another file to look for bytes in.
+    /// Whether a basis was set.
     pub fn has_basis_files(&self) -> bool {
         self.basis_files.get().is_some()
     }
 
-    /// What the same copy is known by in a later run.
+    /// The key that names the partial file, the same in a later run of this copy.
     fn partial_key(&self) -> Digest {
         Digest::of(format!("{} {}", self.server, self.remote).as_bytes())
     }
 
-    /// Whether an earlier run may have left something of a file of about this size.
+    /// Whether an earlier run may have left a partial file, given the approximate size.
     pub fn may_resume(size: u64) -> bool {
         size >= LASTING_BYTES_MIN
     }
 
-    /// Takes up what an earlier run left, if anything. Adds to `hashed` the bytes of it that are
-    /// hashed again.
+    /// Opens the partial file of an earlier run, if there is one. Adds to `hashed` the bytes that
+    /// it hashes again.
     pub fn resume(&self, hashed: &AtomicU64) -> Option<Have> {
         let (over, key) = (AtomicBool::new(false), self.partial_key());
         let found = Target::find_lasting_unless((&over, hashed), &self.folder, &self.path, &key);
         let (target, have) = found?;
         if have.version.is_none() {
-            // Its source was so young that what is there now cannot be told from it.
+            // The source had no version, so the current source may be another file.
             target.discard();
             return None;
         }
@@ -92,16 +91,17 @@ impl DownloadFile {
         Some(have)
     }
 
-    /// Where it will be, for people.
+    /// The target path, for messages.
     pub fn shown(&self) -> String {
         self.folder.shown(&self.path)
     }
 
-    /// The source is known now; an error when there is no room for it.
+    /// Notes the size and times of the source, and reserves disk space for it. Fails if the disk is
+    /// full.
     pub fn set_info(&self, info: FileInfo) -> Result<(), Fault> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.info = Some(info);
-        // What was set aside for another version of it comes back first.
+        // Releases the space reserved for another version first.
         state.room = None;
         let room = Target::room_for(&self.folder, &self.path, &info, state.resumed_bytes)?;
         match &state.target {
@@ -115,13 +115,13 @@ impl DownloadFile {
         Ok(())
     }
 
-    /// The temporary file, made if it is not there.
+    /// The partial file; creates it on the first call.
     pub fn target(&self) -> Result<Arc<Target>, Fault> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(target) = &state.target {
             return Ok(target.clone());
         }
-        // Bytes come after the answer to open, so only a copy that was given up has no answer.
+        // Bytes arrive after the answer to the open, so only an abandoned copy has no answer.
         let gave_up = || Fault::new(Code::Interrupted, "the copy was given up");
         let info = state.info.ok_or_else(gave_up)?;
         let (folder, path) = (&self.folder, &self.path);
@@ -137,14 +137,14 @@ impl DownloadFile {
         Ok(state.target.insert(Arc::new(target)).clone())
     }
 
-    /// Removes what has landed.
+    /// Removes the partial file.
     pub fn discard(&self) {
         if let Some(target) = self.suspend() {
             target.discard();
         }
     }
 
-    /// Takes no more bytes, and leaves what lasts for a later run.
+    /// Writes no more bytes. A partial file that a later run can resume stays.
     pub fn suspend(&self) -> Option<Arc<Target>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *state).target

@@ -1,6 +1,5 @@
-//! The local end of a copy: an `DataSource` that chunks are read from, or a `DataSink`
-//! that verified ranges go to. Each is a file or a pipe, and whoever moves data
-//! need not know which.
+//! The local end of a copy: a `DataSource` of chunks, or a `DataSink` of verified ranges. Each is a
+//! file or a pipe; workers treat them alike.
 
 use crate::local_io::download_file::DownloadFile;
 use crate::local_io::range_buffer::RangeBuffer;
@@ -13,7 +12,7 @@ use verbatim_files::holes::hash_zeros;
 use verbatim_proto::message::FileInfo;
 use verbatim_proto::{Digest, Extent, Fault};
 
-/// Where bytes come from.
+/// A source of chunks.
 #[derive(Clone)]
 pub(crate) enum DataSource {
     File(Arc<Source>),
@@ -21,7 +20,7 @@ pub(crate) enum DataSource {
 }
 
 impl DataSource {
-    /// How long it is, as far as is known.
+    /// The size, as far as it is known.
     pub fn size(&self) -> u64 {
         match self {
             Self::File(source) => source.identity().size,
@@ -39,31 +38,31 @@ impl DataSource {
         }
     }
 
-    /// Remembers digests that went to the other side, where they may have to be compared.
+    /// Remembers digests that the other side received, to detect a change of the source later.
     pub fn hand_out(&self, extent: Extent, digests: &[Digest]) {
         if let Self::File(source) = self {
             source.hand_out(extent, digests);
         }
     }
 
-    /// Whether what is read now may be remembered for a later run.
+    /// Whether digests of bytes read now may be stored for a later run.
     pub fn is_settled(&self) -> bool {
         self.file().is_some_and(|source| source.is_settled())
     }
 
-    /// Whether that has been so ever since it was opened.
+    /// Whether that was true ever since the file was opened.
     pub fn was_settled(&self) -> bool {
         self.file().is_some_and(|source| !source.is_racy())
     }
 
-    /// Remembers digests for a later run.
+    /// Stores digests for a later run.
     pub fn note(&self, extent: Extent, digests: &[Digest]) {
         if let Self::File(source) = self {
             source.note(extent, digests);
         }
     }
 
-    /// The file, for whoever can send from it.
+    /// The file, for links that can send from it.
     pub fn file(&self) -> Option<&Arc<Source>> {
         match self {
             Self::File(source) => Some(source),
@@ -71,14 +70,14 @@ impl DataSource {
         }
     }
 
-    /// Nobody reads it any more.
+    /// Stops the reader of a pipe.
     pub fn close(&self) {
         if let Self::Pipe(stdin) = self {
             stdin.close();
         }
     }
 
-    /// Says what a failure means to whoever has to begin again.
+    /// Adds to a fault what it means for a retry by the user.
     pub fn explain(&self, fault: Fault) -> Fault {
         match self {
             Self::File(_) => fault,
@@ -90,17 +89,17 @@ impl DataSource {
     }
 }
 
-/// Where verified bytes go.
+/// A target of verified ranges.
 #[derive(Clone)]
 pub(crate) enum DataSink {
     File(Arc<DownloadFile>),
     Pipe(StdoutSession),
-    /// Of a file that is read here and there.
+    /// A range of a file in memory, for a mount.
     Part(Arc<RangeBuffer>),
 }
 
 impl DataSink {
-    /// The source is known now.
+    /// Notes the size and times of the source.
     pub fn set_info(&self, info: FileInfo) -> Result<(), Fault> {
         match self {
             Self::File(local_file) => local_file.set_info(info),
@@ -112,7 +111,7 @@ impl DataSink {
         }
     }
 
-    /// Takes a hole; returns the digests of zeros there.
+    /// Stores a hole. Returns the digests of its zeros.
     pub fn zero(&self, extent: Extent, size: u64) -> Result<Vec<Digest>, Fault> {
         match self {
             Self::File(local_file) => local_file.target()?.zero(extent, size, |_| Ok(())),
@@ -125,7 +124,7 @@ impl DataSink {
         }
     }
 
-    /// Removes what has landed; what went through a pipe has gone.
+    /// Removes a partial file, or closes the pipe.
     pub fn discard(&self) {
         match self {
             Self::File(local_file) => local_file.discard(),
@@ -134,7 +133,7 @@ impl DataSink {
         }
     }
 
-    /// Lets go of it: what lasts is there for a later run, and a pipe for the next session.
+    /// Ends this session's use: a partial file stays for a later run, a pipe for the next session.
     pub fn suspend(&self) {
         match self {
             Self::File(local_file) => drop(local_file.suspend()),
@@ -142,7 +141,7 @@ impl DataSink {
         }
     }
 
-    /// Where it is, for people.
+    /// The target path, for messages.
     pub fn shown(&self) -> String {
         match self {
             Self::File(local_file) => local_file.shown(),
@@ -150,7 +149,7 @@ impl DataSink {
         }
     }
 
-    /// Says what a failure means to whoever has to begin again.
+    /// Adds to a fault what it means for a retry by the user.
     pub fn explain(&self, fault: Fault) -> Fault {
         match self {
             Self::Pipe(stdout) => stdout.explain(fault),

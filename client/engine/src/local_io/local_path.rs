@@ -1,5 +1,5 @@
-//! Local paths as a user gives them: what is there, and what its name is. Links
-//! are followed, because it is the user who named them.
+//! Local paths that a user names: the entry there, its name, its parent folder. Follows symbolic
+//! links, because the user named them.
 
 use crate::model::placement::TargetKind;
 use std::ffi::OsStr;
@@ -10,8 +10,7 @@ use verbatim_files::Folder;
 use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Code, Fault, Resolution, WirePath};
 
-/// Whether a local target is a folder, another file, or missing; follows links. An error counts as
-/// missing.
+/// The kind of entry at a local target; follows links. An error counts as missing.
 pub fn target_kind(target: &Path) -> TargetKind {
     match std::fs::metadata(target) {
         Ok(metadata) if metadata.is_dir() => TargetKind::Folder,
@@ -20,13 +19,14 @@ pub fn target_kind(target: &Path) -> TargetKind {
     }
 }
 
-/// The resolution of timestamps in a local target, or in its folder if it is no folder.
+/// The resolution of timestamps at a local target, or in its parent folder if the target is no
+/// folder.
 pub fn local_resolution(target: &Path) -> Resolution {
     let folder = Folder::open(target).or_else(|_| open_parent(target).map(|(folder, _)| folder));
     folder.map(|folder| folder.habits(&WirePath::root(), false).resolution).unwrap_or_default()
 }
 
-/// The entry at a local path; follows links.
+/// Stats a local path; follows links.
 pub fn stat_local(path: &Path) -> Result<Entry, Fault> {
     let metadata = std::fs::metadata(path)
         .map_err(|e| Fault::from_io(format!("cannot look at {}", path.display()), &e))?;
@@ -41,7 +41,7 @@ pub fn stat_local(path: &Path) -> Result<Entry, Fault> {
     Ok(Entry { path: WirePath::root(), kind, size, mode, mtime_ns, meta: None })
 }
 
-/// Opens the folder that a new local file goes into. Returns it with the name.
+/// Opens the parent folder of a new local file. Returns it with the name of the file.
 pub fn open_parent(target: &Path) -> Result<(Folder, WirePath), Fault> {
     let name = target.file_name().ok_or_else(|| {
         Fault::new(Code::BadPath, format!("{} has no name to write to", target.display()))

@@ -1,4 +1,4 @@
-//! The local ends of a copy: files, ranges in memory, buffers, pipes, and what is spooled to disk.
+//! The local ends of a copy: files, ranges in memory, buffers, pipes, and queues spooled to disk.
 //! Never talks to a server. Below `connection`, above `model`.
 
 pub mod buffer_pool;

@@ -1,7 +1,6 @@
-//! Pipes at either end of a copy: an `StdinSource` is a source that is read once, an
-//! `StdoutSink` a target that is written in order. Each has a thread of its own, because
-//! whoever is at the other end of a pipe may take all the time in the world; both
-//! hold a bounded number of bytes.
+//! Pipes at either end of a copy: a `StdinSource` is read once, a `StdoutSink` is written in order.
+//! Each has a thread of its own, because the other end of a pipe may block it for any time. Both
+//! buffer a bounded number of bytes.
 
 use crate::local_io::waker::Waker;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -11,19 +10,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 use verbatim_proto::{Extent, Fault, FileId};
 
-/// What a pipe tells its session.
+/// What the thread of a pipe reports to its session.
 pub(crate) enum PipeEvent {
-    /// This much more was read; with the last of it comes the size of all.
+    /// More input was read; `size` is that of the whole input, once it has ended.
     Read { extent: Extent, size: Option<u64> },
-    /// All before this offset is written.
+    /// All bytes before this offset are written.
     Written(u64),
-    /// All of it is written.
+    /// The whole file is written.
     Ended,
-    /// It can be read, or written, no more.
+    /// The pipe cannot be read, or written, any more.
     Failed(Fault),
 }
 
-/// Where the pipes of a session send their events.
+/// The queue from the pipes of a session to its task.
 #[derive(Clone)]
 pub(crate) struct PipeSender {
     events: mpsc::Sender<(FileId, PipeEvent)>,
@@ -31,7 +30,7 @@ pub(crate) struct PipeSender {
 }
 
 impl PipeSender {
-    /// A queue of so many events, whose arrival wakes a session.
+    /// A queue of `events_max` events, which wakes a session.
     pub fn new(events_max: usize, waker: &Waker) -> (Self, mpsc::Receiver<(FileId, PipeEvent)>) {
         let (events, receiver) = mpsc::channel(events_max);
         (Self { events, waker: waker.clone() }, receiver)
@@ -52,7 +51,8 @@ pub(crate) struct PipeEventSender {
 
 impl PipeEventSender {
     pub fn send(&self, event: PipeEvent) {
-        // A session that is gone needs no events; a full queue waits, for nothing may be lost.
+        // A session that has ended needs no events. A full queue blocks the pipe: no event may be
+        // lost.
         let _ = self.sender.events.blocking_send((self.file, event));
         self.sender.waker.wake();
     }
@@ -60,7 +60,7 @@ impl PipeEventSender {
 
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
-    // Nobody joins it: it may wait for ever for the other end of its pipe.
+    // The thread is not joined: the other end of its pipe may block it for ever.
     thread.map(drop).expect("a thread for each end of a pipe can be had");
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A signal, or a pipe that somebody made not to block, is no error.
+/// Waits after a signal, or until a non-blocking pipe is ready; neither is an error.
 pub(crate) fn wait_if_transient(
     error: std::io::Error,
     fd: BorrowedFd<'_>,

@@ -1,7 +1,6 @@
-//! Where a part of a file lands that is read here and there: memory, until the server
-//! has said that the file is still what it was. Filled by workers with verified bytes
-//! alone; taken by whoever asked for it, once. A chunk that is all of this part stays in
-//! the buffer that it came in.
+//! A range of a file in memory, for a mount. Workers fill it with verified bytes only. The session
+//! hands it to the reader once the server has confirmed that the file did not change. A chunk that
+//! lies in one range stays in the buffer that received it.
 
 use crate::local_io::buffer_pool::{BufferPool, Bytes, ZEROS_MAX};
 use std::borrow::Cow;
@@ -15,53 +14,53 @@ use verbatim_proto::read::Part;
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Digest, Extent};
 
-/// The most that one part may be, so that what is under way is bounded.
+/// The longest range; bounds the memory of reads in flight.
 pub const RANGE_BYTES_MAX: u64 = 4 << 20;
 
-// All of a part may be a hole.
+// A whole range may be a hole.
 const _: () = assert!(RANGE_BYTES_MAX as usize <= ZEROS_MAX);
 
-/// Whether somebody waits for something on its way, who may come when it has long been asked for.
+/// Whether a reader waits for a range in flight; readers may start to wait after it was requested.
 #[derive(Clone, Debug, Default)]
 pub struct Priority(Arc<AtomicBool>);
 
 impl Priority {
-    /// Somebody waits from here on.
+    /// Marks the range as urgent: a reader waits.
     pub fn raise(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody does.
+    /// Whether a reader waits.
     pub fn is_urgent(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A part that lands.
+/// A range that is being read.
 pub struct RangeBuffer {
-    /// What is wanted, of which version.
+    /// The range, and the version of the file.
     pub part: Part,
-    /// Whether somebody waits for it.
+    /// Whether a reader waits for it.
     pub priority: Priority,
     info: OnceLock<FileInfo>,
     landed: Mutex<VerifiedRange>,
 }
 
-/// Verified bytes, and the digest of each of their grains.
+/// Verified bytes of a file, with the digest of each grain.
 #[derive(Default)]
 pub struct VerifiedRange {
-    /// The digests, by the offset of their grain in the file.
+    /// The digests, by the offset of the grain in the file.
     pub digests: BTreeMap<u64, Digest>,
-    /// The bytes, by where in the file they begin; no two have a byte in common.
+    /// The bytes, by their offset in the file; pieces do not overlap.
     pieces: BTreeMap<u64, Bytes>,
     pool: Option<Arc<BufferPool>>,
 }
 
 impl RangeBuffer {
-    /// A place for this part.
+    /// An empty buffer for this range.
     ///
     /// # Panics
-    /// When it is longer than a part may be: a bug of the caller.
+    /// When the range is longer than `RANGE_BYTES_MAX`: a bug of the caller.
     pub fn new(part: Part, priority: Priority, pool: &Arc<BufferPool>) -> Self {
         assert!(part.want.len <= RANGE_BYTES_MAX, "a part has a bound");
         let (digests, pieces) = (BTreeMap::new(), BTreeMap::new());
@@ -69,17 +68,17 @@ impl RangeBuffer {
         Self { part, priority, info: OnceLock::new(), landed: Mutex::new(landed) }
     }
 
-    /// The file was opened, and is this.
+    /// Notes the attributes of the opened file.
     pub fn set_info(&self, info: FileInfo) {
         let _ = self.info.set(info);
     }
 
-    /// What the file is, if the server said it.
+    /// The attributes of the file, once the server has sent them.
     pub fn info(&self) -> Option<FileInfo> {
         self.info.get().copied()
     }
 
-    /// Takes verified bytes of the file with the digests of their grains.
+    /// Stores verified bytes of the file with the digests of their grains.
     pub fn put(&self, offset: u64, bytes: &[u8], digests: &[Digest]) {
         let extent = Extent::new(offset, bytes.len() as u64);
         if let Some(mut landed) = self.lock_if_wanted(extent) {
@@ -87,7 +86,7 @@ impl RangeBuffer {
         }
     }
 
-    /// The same of all that is in a buffer, which may stay here: another one is in its place then.
+    /// Stores the bytes of a slot's buffer. May keep the buffer and put another one in its place.
     pub fn put_buffer(&self, offset: u64, buffer: &mut Buffer, digests: &[Digest]) {
         let extent = Extent::new(offset, buffer.len() as u64);
         let Some(mut landed) = self.lock_if_wanted(extent) else { return };
@@ -95,7 +94,7 @@ impl RangeBuffer {
         landed.insert(extent, bytes, digests);
     }
 
-    /// Takes a hole; returns the digests of zeros there.
+    /// Stores a hole. Returns the digests of its zeros.
     pub fn put_zeros(&self, extent: Extent, size: u64) -> Vec<Digest> {
         let digests = hash_zeros(size, extent);
         if let Some(mut landed) = self.lock_if_wanted(extent) {
@@ -104,8 +103,8 @@ impl RangeBuffer {
         digests
     }
 
-    /// Where an extent goes; nowhere if it is not of this part, or all of it was taken already:
-    /// nobody needs it twice.
+    /// Locks the range for writing; `None` if the extent lies outside it, or the range was already
+    /// taken.
     fn lock_if_wanted(&self, extent: Extent) -> Option<MutexGuard<'_, VerifiedRange>> {
         let want = self.part.want;
         let inside = extent.offset >= want.offset && extent.end()? <= want.end()?;
@@ -113,7 +112,7 @@ impl RangeBuffer {
         (inside && landed.pool.is_some()).then_some(landed)
     }
 
-    /// What landed, if it is all that was wanted; nothing is left then.
+    /// Takes the bytes, if the range is complete. The buffer is empty afterwards.
     pub fn take(&self) -> Option<VerifiedRange> {
         let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
         let landed = std::mem::take(&mut *landed);
@@ -124,14 +123,14 @@ impl RangeBuffer {
 }
 
 impl VerifiedRange {
-    /// These bytes of the file, if they are here and follow one another.
+    /// These bytes of the file, if one piece contains them.
     pub fn at(&self, offset: u64, len: usize) -> Option<&[u8]> {
         let (begin, bytes) = self.pieces.range(..=offset).next_back()?;
         let at = usize::try_from(offset - begin).ok()?;
         bytes.get(at..at.checked_add(len)?)
     }
 
-    /// The same, in memory of their own where they do not follow one another.
+    /// These bytes of the file; copied if they lie in several pieces.
     pub fn gather(&self, offset: u64, len: usize) -> Option<Cow<'_, [u8]>> {
         if let Some(bytes) = self.at(offset, len) {
             return Some(Cow::Borrowed(bytes));
@@ -140,7 +139,7 @@ impl VerifiedRange {
         (self.copy(offset, &mut bytes) == len).then_some(Cow::Owned(bytes))
     }
 
-    /// Copies bytes of the file from an offset on; says how many were here in a row.
+    /// Copies bytes of the file from an offset on. Returns how many contiguous bytes there were.
     pub fn copy(&self, offset: u64, into: &mut [u8]) -> usize {
         let mut done = 0;
         while done < into.len() {
@@ -157,13 +156,13 @@ impl VerifiedRange {
         done
     }
 
-    /// How many bytes came, and take memory: those of holes do neither.
+    /// The bytes that a link carried and that occupy memory; holes do neither.
     pub fn byte_count(&self) -> u64 {
         let came = self.pieces.values().filter(|bytes| !matches!(bytes, Bytes::Zeros(_)));
         came.map(|bytes| bytes.len() as u64).sum()
     }
 
-    /// What came last is what is there: bytes and digests are of one another.
+    /// Replaces older bytes: bytes and digests must come from the same transfer.
     fn insert(&mut self, extent: Extent, bytes: Bytes, digests: &[Digest]) {
         let Some(end) = extent.end().filter(|end| *end > extent.offset) else { return };
         let is_over = |begin: u64, it: &Bytes| begin + it.len() as u64 > extent.offset;
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_and_digests_that_are_taken_are_of_one_another() {
+    fn bytes_and_digests_come_from_the_same_transfer() {
         let (buffer, bytes) = (buffer(), vec![7; GRAIN_BYTES as usize]);
         buffer.put(GRAIN_BYTES, &bytes, &[Digest::of_grain(GRAIN_BYTES, SIZE, &bytes)]);
         buffer.put_zeros(Extent::new(GRAIN_BYTES, GRAIN_BYTES), SIZE);
@@ -219,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_zeros_with_their_digests_and_take_no_memory() {
+    fn holes_read_as_zeros_with_digests_and_occupy_no_memory() {
         let (pool, size) = (Arc::<BufferPool>::default(), RANGE_BYTES_MAX);
         let want = Extent::new(0, size);
         let part = RangeBuffer::new(Part { size, version: None, want }, Priority::default(), &pool);
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_late_or_was_not_wanted_changes_nothing() {
+    fn late_and_unrequested_bytes_are_ignored() {
         let (buffer, bytes) = (buffer(), vec![7; GRAIN_BYTES as usize]);
         let digest = Digest::of(&bytes);
         for offset in [0, 2 * GRAIN_BYTES] {
@@ -249,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_last_is_there_wherever_pieces_begin() {
+    fn the_last_bytes_win_wherever_pieces_overlap() {
         let (pool, size) = (Arc::<BufferPool>::default(), RANGE_BYTES_MAX);
         let want = Extent::new(0, 8 * GRAIN_BYTES);
         let part = RangeBuffer::new(Part { size, version: None, want }, Priority::default(), &pool);
@@ -260,7 +259,7 @@ mod tests {
             part.put(offset, &bytes, &Digest::of_grains(offset, size, &bytes));
             model[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
         };
-        // Whole, inside, over the end of one, over several, and exactly one.
+        // An exact fit, inside one, over the end of one, and over several.
         let all = [(0, 4, 1), (1, 2, 2), (2, 3, 3), (5, 3, 4), (0, 6, 5), (3, 1, 6), (7, 1, 7)];
         all.into_iter().for_each(|(first, grains, byte)| put(first, grains, byte));
         let landed = part.take().expect("all of it landed");
@@ -279,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_is_used_again_and_nobody_gets_what_was_in_it() {
+    fn a_recycled_buffer_never_leaks_its_old_bytes() {
         const CHUNK: usize = 1 << 20;
         let (pool, size) = (Arc::<BufferPool>::default(), 2 * RANGE_BYTES_MAX);
         let part = |len| {
@@ -305,12 +304,13 @@ mod tests {
         assert!(landed.at(1, CHUNK).is_none() && pool.count() == 0);
         drop(landed);
         assert_eq!(pool.count(), 4);
-        // What is in a spare is of the first; a part is all there, or nobody gets it.
+        // Buffers of the pool contain bytes of the first range; an incomplete range must not be
+        // returned.
         let second = part(RANGE_BYTES_MAX);
         (1..4).for_each(|chunk| put(&second, &mut slot, chunk, 1));
         assert!(second.take().is_none(), "a chunk did not land");
         assert_eq!(pool.count(), 4);
-        // One that is mostly empty is copied, and stays where it was.
+        // The bytes of a mostly empty buffer are copied, and it stays in its slot.
         let third = part(GRAIN_BYTES);
         slot.set_len(GRAIN_BYTES as usize);
         slot[..].fill(5);

@@ -1,6 +1,6 @@
-//! Steps that are done later, however many: a page in memory, the rest in a file
-//! that has no name and ends with the process. Taken from the front, or from the
-//! end, where the last must be done first. Owned by a mirror.
+//! A queue of any length: one page in memory, the rest in an unnamed temporary file, which the
+//! kernel removes with the process. Read from the front, or from the end where the last entry must
+//! come first. Mirrors queue their deferred steps here.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -12,16 +12,16 @@ use std::os::unix::fs::FileExt;
 use verbatim_proto::wire::{PREFIX_BYTES, decode, encode};
 use verbatim_proto::{Code, Fault};
 
-/// What is kept in memory before it is written.
+/// A page in memory is written once it is this long.
 const PAGE_BYTES: usize = 128 << 10;
 
 /// A queue of any length: a page of 128 KiB in memory, the rest in an unnamed temporary file.
 pub struct Spool<T> {
     file: Option<File>,
-    /// Where the pages in the file are.
+    /// Offset and length of the pages in the file.
     pages: VecDeque<(u64, usize)>,
     end: u64,
-    /// Frames that are not written yet: the last page.
+    /// The last page, not yet written: encoded entries.
     tail: Vec<u8>,
     count: u64,
     of: PhantomData<T>,
@@ -35,12 +35,12 @@ impl<T> Default for Spool<T> {
 }
 
 impl<T: Serialize + DeserializeOwned> Spool<T> {
-    /// How many entries were ever added.
+    /// How many entries were added, in all.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Adds an entry at the end. Fails where the temporary file cannot be written.
+    /// Adds an entry at the end. Fails if the temporary file cannot be written.
     pub fn push(&mut self, thing: &T) -> Result<(), Fault> {
         let frame = encode(thing).map_err(|e| Fault::new(Code::Limit, e.to_string()))?;
         self.tail.extend_from_slice(&frame);
@@ -63,7 +63,7 @@ impl<T: Serialize + DeserializeOwned> Spool<T> {
         Ok(())
     }
 
-    /// Takes a page of entries from the front, in order; none when the queue is empty.
+    /// Removes a page of entries from the front, in order; empty when the queue is.
     pub fn take_first(&mut self) -> Result<Vec<T>, Fault> {
         match self.pages.pop_front() {
             Some(page) => self.read(page),
@@ -71,7 +71,7 @@ impl<T: Serialize + DeserializeOwned> Spool<T> {
         }
     }
 
-    /// Takes a page of entries from the end, the last first; none when the queue is empty.
+    /// Removes a page of entries from the end, the last first; empty when the queue is.
     pub fn take_last(&mut self) -> Result<Vec<T>, Fault> {
         let mut page = match (self.tail.is_empty(), self.pages.pop_back()) {
             (true, Some(page)) => self.read(page)?,
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn all_come_back_in_order_and_in_reverse() {
+    fn entries_come_back_in_order_and_in_reverse() {
         for count in [0, 1, 100_000] {
             let (mut spool, mut taken) = (filled(count), Vec::new());
             assert_eq!(spool.count(), count);

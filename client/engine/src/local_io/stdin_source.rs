@@ -1,5 +1,5 @@
-//! A source that is read once, by a thread of its own: its chunks are kept until the
-//! server has them, a bounded number of bytes.
+//! Standard input as the source of an upload: a thread reads it once. Chunks stay in memory until
+//! the server has stored them; their number is bounded.
 
 use crate::local_io::buffer_pool::BufferPool;
 use crate::local_io::pipe::{
@@ -15,10 +15,10 @@ use verbatim_fabric::Buffer;
 use verbatim_proto::units::STREAM_BYTES_MAX;
 use verbatim_proto::{Code, Extent, Fault, FileId};
 
-/// Bytes of an inlet that are kept, about: two chunks more are on their way into it.
+/// The most buffered bytes; two more chunks may be in the reader's hands.
 const STDIN_BUFFER_BYTES_MAX: usize = 16 << 20;
 
-/// A source that is read once.
+/// Standard input as the source of an upload.
 pub(crate) struct StdinSource {
     chunk_bytes: usize,
     unstored: Mutex<Unstored>,
@@ -28,14 +28,14 @@ pub(crate) struct StdinSource {
 
 #[derive(Default)]
 struct Unstored {
-    /// Offset -> bytes, and how many of them are not stored.
+    /// By offset: the bytes, and how many of them the server has not stored.
     chunks: BTreeMap<u64, (Buffer, usize)>,
     size: Option<u64>,
     closed: bool,
 }
 
 impl StdinSource {
-    /// Begins to read standard input for a file.
+    /// Starts to read standard input for a file.
     pub fn of_stdin(file: FileId, chunk_bytes: usize, events: PipeSender) -> Arc<Self> {
         let (unstored, pool, space) = (Mutex::default(), BufferPool::default(), Condvar::new());
         let source = Arc::new(Self { chunk_bytes, unstored, pool, space });
@@ -51,12 +51,12 @@ impl StdinSource {
         source
     }
 
-    /// How long it is; as long as can be while that is not known.
+    /// The size; `STREAM_BYTES_MAX` until the input has ended.
     pub fn size(&self) -> u64 {
         lock(&self.unstored).size.unwrap_or(STREAM_BYTES_MAX)
     }
 
-    /// Copies bytes out that were read and are not stored.
+    /// Copies bytes of a buffered chunk.
     pub fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<(), Fault> {
         let unstored = lock(&self.unstored);
         let chunk = unstored.chunks.range(..=offset).next_back();
@@ -69,7 +69,7 @@ impl StdinSource {
         Ok(())
     }
 
-    /// A range is stored: its bytes make room.
+    /// Frees the bytes of a range that the server has stored.
     pub fn release(&self, extent: Extent) {
         let mut unstored = lock(&self.unstored);
         let chunk = unstored.chunks.range_mut(..=extent.offset).next_back();
@@ -82,14 +82,14 @@ impl StdinSource {
         }
     }
 
-    /// Nobody needs it any more.
+    /// Stops the reader: the upload is over.
     pub fn close(&self) {
         lock(&self.unstored).closed = true;
         self.space.notify_all();
     }
 
-    /// Reads to the end. A chunk is handed on when it is known whether another follows: the
-    /// digest of a file of one grain is not that of a grain of a longer one.
+    /// Reads to the end. Queues a chunk only when it knows whether another one follows: the digest
+    /// of a one-grain file differs from that of a grain of a longer file.
     fn pump(&self, mut input: File, events: &PipeEventSender) -> std::io::Result<()> {
         let (mut offset, mut got) = (0, 0);
         let mut next = self.buffer()?;
@@ -97,7 +97,7 @@ impl StdinSource {
             let mut chunk = std::mem::replace(&mut next, self.buffer()?);
             let len = fill(&mut input, &mut chunk, got, self.chunk_bytes)?;
             chunk.set_len(len);
-            // One that is not full was ended by the end of the pipe.
+            // A chunk that is not full ends the input.
             got = match chunk.len() == self.chunk_bytes {
                 true => fill(&mut input, &mut next, 0, 1)?,
                 false => 0,
@@ -115,14 +115,14 @@ impl StdinSource {
         }
     }
 
-    /// Room for a chunk. What is in it does not matter.
+    /// A free buffer for a chunk, with arbitrary content.
     fn buffer(&self) -> std::io::Result<Buffer> {
         let mut buffer = self.pool.take(self.chunk_bytes).ok_or(ErrorKind::OutOfMemory)?;
         buffer.set_len(self.chunk_bytes);
         Ok(buffer)
     }
 
-    /// Waits for room and keeps a chunk; false when nobody needs it any more.
+    /// Waits for space and buffers a chunk. Returns false if the upload is over.
     fn push(&self, extent: Extent, chunk: Buffer, size: Option<u64>) -> bool {
         let chunks_max = (STDIN_BUFFER_BYTES_MAX / self.chunk_bytes).max(2);
         let full =
@@ -137,8 +137,8 @@ impl StdinSource {
     }
 }
 
-/// Reads behind the bytes that are there until there are `least`, or the pipe ends; returns how
-/// many there are.
+/// Reads behind the first `got` bytes until there are `least`, or the input ends. Returns how many
+/// there are.
 fn fill(
     input: &mut File,
     buffer: &mut [u8],

@@ -1,7 +1,7 @@
-//! A target that is written in order, by a thread of its own: it takes verified ranges in
-//! any order. It outlives sessions: the next one is told what it took, and of which
-//! version of the file, and fetches the rest. Each session has a `StdoutSession`, which gives
-//! nothing any more when another one is there.
+//! Standard output as the target of a download: a thread writes verified ranges in order, which
+//! arrive in any order. The sink outlives sessions: it knows which ranges of which version it has,
+//! and the next session fetches the rest. Each session writes through its `StdoutSession`, which
+//! goes dead when the next one attaches.
 
 use crate::local_io::buffer_pool::{BufferPool, Bytes};
 use crate::local_io::pipe::{
@@ -19,7 +19,7 @@ use verbatim_proto::read::Have;
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Code, Digest, Extent, ExtentSet, Fault, FileId, RootBuilder};
 
-/// Standard output, for one file.
+/// Standard output as the target of one download.
 #[derive(Default)]
 pub(crate) struct StdoutSink {
     state: Mutex<SinkState>,
@@ -29,14 +29,14 @@ pub(crate) struct StdoutSink {
 
 #[derive(Default)]
 struct SinkState {
-    /// How many sessions there were.
+    /// How many sessions have attached.
     sessions: u64,
     events: Option<PipeEventSender>,
-    /// What was taken, and of which file.
+    /// The received ranges, and the version of their file.
     have: Option<Have>,
     segments: BTreeMap<u64, Segment>,
     written: u64,
-    /// Where it ends, once all of it is verified.
+    /// The size of the file, once all of it is verified.
     end: Option<u64>,
     closed: bool,
     failed: Option<Fault>,
@@ -48,8 +48,8 @@ enum Segment {
 }
 
 impl StdoutSink {
-    /// Begins to write, or goes on with the bytes of another session: a tap for this one, and
-    /// what earlier ones brought, with how much of it is written.
+    /// Attaches a session, and starts the writer for the first. Returns the handle, the ranges that
+    /// earlier sessions received, and how many bytes are written.
     pub fn attach(
         self: &Arc<Self>,
         file: FileId,
@@ -62,17 +62,17 @@ impl StdoutSink {
         }
         state.sessions += 1;
         state.events = Some(events.for_file(file));
-        // Of what nothing was taken any version will do.
+        // Before the first range arrives, any version will do.
         state.have.take_if(|have| have.extents.is_empty());
         let earlier = state.have.clone().map(|have| (have, state.written));
         (StdoutSession { sink: self.clone(), session: state.sessions }, earlier)
     }
 
-    /// Whether another session could go on: somebody reads it, and what was taken has a version
-    /// that can be told from others.
+    /// Whether another session can resume: the reader is still there, and the received ranges have
+    /// a version to compare.
     pub fn can_resume(&self) -> bool {
         let mut state = lock(&self.state);
-        // Who has nothing to write is not told.
+        // A thread with nothing to write gets no EPIPE.
         if state.sessions > 0 && is_unread(std::io::stdout().as_fd()) {
             state.failed.get_or_insert_with(|| write_fault(&ErrorKind::BrokenPipe.into()));
         }
@@ -80,14 +80,14 @@ impl StdoutSink {
         state.failed.is_none() && state.have.as_ref().is_none_or(can_be_told)
     }
 
-    /// Nothing more is written.
+    /// Stops writing.
     pub fn close(&self) {
         lock(&self.state).closed = true;
         self.more.notify_all();
     }
 
-    /// Says what a failure means to whoever has to begin again; where the pipe has failed, that
-    /// is what ended it, unless the user did.
+    /// Adds to a fault what it means for a retry by the user. A failed pipe is the cause itself,
+    /// unless the user interrupted the copy.
     pub fn explain(&self, fault: Fault) -> Fault {
         match &lock(&self.state).failed {
             Some(_) if fault.code == Code::Interrupted => return fault,
@@ -136,7 +136,7 @@ impl StdoutSink {
         Ok(())
     }
 
-    /// The next part, once it is there; none at the end, or when nothing more is written.
+    /// Waits for the next segment in order; `None` at the end, or after `close`.
     fn next(&self) -> Option<Segment> {
         let mut state = lock(&self.state);
         loop {
@@ -162,7 +162,7 @@ impl StdoutSink {
     }
 }
 
-/// The way of one session into an outlet.
+/// The handle of one session on a [`StdoutSink`].
 #[derive(Clone)]
 pub(crate) struct StdoutSession {
     sink: Arc<StdoutSink>,
@@ -170,7 +170,7 @@ pub(crate) struct StdoutSession {
 }
 
 impl StdoutSession {
-    /// The file is known now.
+    /// Notes the size, time and version of the source.
     pub fn set_info(&self, info: FileInfo) {
         let FileInfo { size, mtime_ns, version, .. } = info;
         self.change(|state| {
@@ -185,12 +185,12 @@ impl StdoutSession {
         });
     }
 
-    /// Takes bytes that are verified.
+    /// Stores verified bytes.
     pub fn put(&self, offset: u64, bytes: &[u8], digests: &[Digest]) {
         self.insert(offset, Bytes::Copied(bytes.to_vec()), digests);
     }
 
-    /// The same of all that is in a buffer, which may stay here: another one is in its place then.
+    /// Stores the bytes of a slot's buffer. May keep the buffer and put another one in its place.
     pub fn put_buffer(&self, offset: u64, buffer: &mut Buffer, digests: &[Digest]) {
         self.insert(offset, self.sink.pool.swap(buffer), digests);
     }
@@ -204,7 +204,7 @@ impl StdoutSession {
         });
     }
 
-    /// Takes a hole. Neighbours become one, so that holes take no room to speak of.
+    /// Stores a hole. Adjacent holes are merged, so that they occupy little memory.
     pub fn put_zeros(&self, extent: Extent, digests: &[Digest]) {
         self.change(|state| {
             if !state.accept(extent, digests) {
@@ -221,27 +221,27 @@ impl StdoutSession {
         });
     }
 
-    /// All of it is verified, and this is its size.
+    /// Notes that the whole file of this size is verified.
     pub fn end_at(&self, size: u64) {
         self.change(|state| state.end = Some(size));
     }
 
-    /// Nothing more is written.
+    /// Stops writing.
     pub fn close(&self) {
         self.sink.close();
     }
 
-    /// Says what a failure means to whoever has to begin again.
+    /// Adds to a fault what it means for a retry by the user.
     pub fn explain(&self, fault: Fault) -> Fault {
         self.sink.explain(fault)
     }
 
-    /// Why it can be written no more, if it was found out before this session could be told.
+    /// Why the pipe failed, if that was before this session attached.
     pub fn failure(&self) -> Option<Fault> {
         lock(&self.sink.state).failed.clone()
     }
 
-    /// Another session has its own tap: what this one still brings would be there twice.
+    /// Does nothing once the next session has attached: late ranges of this one would arrive twice.
     fn change(&self, change: impl FnOnce(&mut SinkState)) {
         let mut state = lock(&self.sink.state);
         if state.sessions == self.session {
@@ -252,8 +252,8 @@ impl StdoutSession {
 }
 
 impl SinkState {
-    /// Counts a range in, unless it is there: what comes late of a link that was given up comes
-    /// again over another one.
+    /// Records a range, unless it is a duplicate: chunks of an abandoned link arrive late, and
+    /// again over another link.
     fn accept(&mut self, extent: Extent, digests: &[Digest]) -> bool {
         let Some(have) = self.have.as_mut().filter(|have| !have.extents.intersects(extent)) else {
             return false;
@@ -275,7 +275,7 @@ fn write_all(mut output: &File, mut bytes: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether this is a pipe whose reader is gone.
+/// Whether the output is a pipe whose reader has closed it.
 fn is_unread(output: BorrowedFd<'_>) -> bool {
     let mut output = [PollFd::from_borrowed_fd(output, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -301,7 +301,7 @@ mod tests {
         FileInfo { size, mode: 0o644, mtime_ns: 5, allocated: size, version }
     }
 
-    /// An outlet, the tap of its first session, and the file it has opened.
+    /// A sink with one session that has opened its file.
     fn tapped(version: Option<u64>) -> (Arc<StdoutSink>, StdoutSession) {
         let sink = Arc::<StdoutSink>::default();
         let (tap, earlier) = next(&sink);
@@ -314,14 +314,14 @@ mod tests {
         sink.attach(FileId(1), PipeSender::new(8, &Waker::default()).0)
     }
 
-    /// Puts a grain, which is not the first: nothing is written.
+    /// Stores a grain other than the first, so that nothing is written.
     fn put(tap: &StdoutSession, grain: u64) {
         let (bytes, offset) = (vec![grain as u8; GRAIN], grain * GRAIN_BYTES);
         tap.put(offset, &bytes, &Digest::of_grains(offset, info(None).size, &bytes));
     }
 
     #[test]
-    fn the_next_session_is_told_what_was_taken_and_the_last_one_brings_no_more() {
+    fn the_next_session_learns_the_received_ranges_and_the_old_one_is_ignored() {
         let (sink, first) = tapped(Some(7));
         put(&first, 2);
         let (second, earlier) = next(&sink);
@@ -342,9 +342,9 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_twice_is_taken_once() {
+    fn a_range_that_arrives_twice_is_stored_once() {
         let (sink, tap) = tapped(Some(7));
-        // Nothing is written then.
+        // Nothing is written after this.
         sink.close();
         for grain in [2, 0, 2, 1, 1] {
             put(&tap, grain);
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_version_is_not_gone_on_with_once_something_of_it_came() {
+    fn a_file_without_a_version_cannot_resume_after_its_first_range() {
         for version in [None, Some(7)] {
             let (sink, tap) = tapped(version);
             assert!(sink.can_resume(), "nothing came");
@@ -366,7 +366,7 @@ mod tests {
             assert_eq!(sink.can_resume(), version.is_some());
             sink.close();
         }
-        // Of what nothing came the next session takes the version that it finds.
+        // Before the first range arrives, the next session may have another version.
         let (sink, _) = tapped(Some(7));
         let (tap, earlier) = next(&sink);
         assert!(earlier.is_none());

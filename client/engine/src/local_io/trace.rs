@@ -1,8 +1,7 @@
-//! The timeline of a copy's chunks, for chrome://tracing and ui.perfetto.dev: when
-//! each was under way, and when it was hashed and stored. Written to its file as
-//! things end, so it takes no memory, and a copy that is killed leaves what there
-//! is: readers take a list without its end. Workers tell it; a trace that cannot
-//! be written is given up, and the copy goes on.
+//! A timeline of a copy's chunks for chrome://tracing and ui.perfetto.dev: when each was in flight,
+//! and when it was hashed and stored. Workers append events as they end, so the trace occupies no
+//! memory, and a killed copy leaves a usable one: readers accept a list without its end. If the
+//! file cannot be written, the trace ends and the copy continues.
 
 use serde_json::json;
 use std::fs::File;
@@ -12,10 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// What is kept until it is written, so that a chunk seldom waits for the file.
+/// Buffered before it is written, so that a chunk seldom waits for the file.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// A trace that is being written. Names of events are ours, and need no escaping.
+/// A trace file that is being written. Event names are constants and need no escaping.
 #[derive(Debug)]
 pub struct Trace {
     begin: Instant,
@@ -25,7 +24,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Begins a trace in a new file, or in the place of the one that is there.
+    /// Creates or replaces a trace file.
     pub fn create(path: &Path) -> io::Result<Arc<Self>> {
         let mut out = BufWriter::with_capacity(BUFFER_BYTES, File::create(path)?);
         out.write_all(b"[\n")?;
@@ -37,8 +36,8 @@ impl Trace {
         }))
     }
 
-    /// A chunk was under way on a link until now; several may be at a time. Written as text, not
-    /// built as a value first: this is on the thread that verifies.
+    /// Records that a chunk was in flight on a link until now; such spans may overlap. Formats text
+    /// directly, because this runs on the thread that verifies.
     pub(crate) fn moved(&self, what: &str, link: u16, since: Instant, bytes: u64) {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (begin, end) = (self.micros(since), self.micros(Instant::now()));
@@ -51,7 +50,7 @@ impl Trace {
         self.write(&[event("b", begin), event("e", end)].concat());
     }
 
-    /// The thread of a link did this until now, and nothing else.
+    /// Records that the thread of a link was busy with this until now.
     pub(crate) fn worked(&self, what: &str, link: u16, since: Instant, bytes: u64) {
         let (begin, end) = (self.micros(since), self.micros(Instant::now()));
         let time = end - begin;
@@ -61,7 +60,7 @@ impl Trace {
         ));
     }
 
-    /// Names the command and ends the list.
+    /// Writes the process name and ends the list.
     pub fn finish(&self) -> io::Result<()> {
         let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
         let name = json!({ "name": "process_name", "ph": "M", "pid": 1,
@@ -95,7 +94,7 @@ mod tests {
     use serde_json::Value;
 
     #[test]
-    fn a_trace_is_a_list_of_events_in_order_of_their_ends() {
+    fn a_trace_lists_events_in_the_order_of_their_ends() {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("trace.json");
         let trace = Trace::create(&path).expect("a file");

@@ -1,6 +1,5 @@
-//! Whether a file here is what the server has: its grains are hashed and
-//! compared with the digests of a lease, on a thread of a worker. Reads, and
-//! never writes.
+//! Compares a local file with the server's (`--verify`): a worker hashes its grains and compares
+//! them with the digests of a lease. Reads only.
 
 use crate::local_io::counters::Stats;
 use std::sync::Arc;
@@ -13,13 +12,13 @@ use verbatim_proto::read::{Outcome, PieceOutcome};
 use verbatim_proto::units::GRAIN_BYTES;
 use verbatim_proto::{Code, Fault};
 
-/// What one piece of a chunk is compared with, and how long its file is on the server.
+/// The local file of one piece of a chunk, and the size of the file on the server.
 pub(crate) struct ComparedFile {
     pub source: Arc<Source>,
     pub size: u64,
 }
 
-/// Compares the pieces of a chunk, each with its file; one without was given up meanwhile.
+/// Compares the pieces of a chunk, each with its file; a piece without one was abandoned meanwhile.
 pub(crate) fn compare(
     pieces: &[Piece],
     compared_files: &[Option<ComparedFile>],

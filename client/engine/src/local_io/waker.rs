@@ -1,11 +1,11 @@
-//! Wakes the task that runs a session: jobs and pipes put what they have where the task looks for
-//! it, and then wake it. Many wakes before it looks are one.
+//! Wakes the task that runs a session. Jobs and pipes put their answers into a queue, then wake the
+//! task. Several wakes before the task runs count as one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Notify;
 
-/// Wakes the task of one session. A clone wakes the same task.
+/// Wakes the task of one session. Clones wake the same task.
 #[derive(Clone, Default)]
 pub struct Waker {
     shared: Arc<Shared>,
@@ -18,17 +18,17 @@ struct Shared {
 }
 
 impl Waker {
-    /// Wakes the task, now or when it waits next.
+    /// Wakes the task now, or lets its next wait return at once.
     pub(crate) fn wake(&self) {
         self.shared.notify.notify_one();
     }
 
-    /// Completes once the task is woken, at once if that was since this was last awaited.
+    /// Completes when the task is woken, or at once if it was since the last wait.
     pub async fn woken(&self) {
         self.shared.notify.notified().await;
     }
 
-    /// Wakes the task because a job panicked, whose answer never comes.
+    /// Wakes the task after a job panicked, whose answer never comes.
     pub(crate) fn wake_for_panic(&self) {
         self.shared.panicked.store(true, Ordering::Release);
         self.wake();

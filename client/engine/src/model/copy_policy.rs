@@ -1,67 +1,66 @@
-//! What of the sources is copied, and what is done with it: the flags of a
-//! copy as rules. Pure: a rule is told what is at both ends, and decides. The
-//! session obeys them for every entry of every tree.
+//! The flags of a copy as a policy: dry run or verify, replace or skip, excludes. Pure: a rule gets
+//! the entries of both ends and decides. A session applies the policy to every entry of every tree.
 
 use crate::model::report::SkipReason;
 use verbatim_files::Over;
 use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Excludes, Fault, Resolution, WirePath};
 
-/// The rules of one copy.
+/// The policy of one copy.
 #[derive(Clone, Debug, Default)]
 pub struct CopyPolicy {
-    /// What is done with what is found.
+    /// Whether the copy transfers, reports or verifies.
     pub task: Task,
-    /// Which targets are replaced.
+    /// Which existing targets the copy replaces.
     pub replace: Replace,
-    /// What is left out.
+    /// Patterns of the entries to leave out.
     pub exclude: Excludes,
-    /// Whether links in trees are copied as what they lead to.
+    /// Whether the copy follows symbolic links in trees.
     pub follow: bool,
-    /// Whether a file that is where a folder goes is removed.
+    /// Whether a file in the place of a source folder is removed.
     pub force: bool,
-    /// How finely the target keeps times. No flag: a copy looks before it begins.
+    /// The resolution of timestamps at the target. Not a flag: the copy finds it before it begins.
     pub resolution: Resolution,
 }
 
-/// What is done with what is found.
+/// Whether a copy transfers, reports or verifies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Task {
-    /// It is copied.
+    /// Transfers the files.
     #[default]
     Copy,
-    /// It is told of, and nothing else.
+    /// Reports the files and transfers nothing.
     DryRun,
-    /// It is compared with the target.
+    /// Compares the files with those at the target.
     Verify,
 }
 
-/// Which targets are replaced.
+/// Which existing targets a copy replaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Replace {
-    /// All.
+    /// All of them.
     #[default]
     Always,
-    /// None.
+    /// None of them.
     Never,
-    /// Those whose content is older than the source's.
+    /// Those with an older modification time than the source.
     Older,
 }
 
 impl CopyPolicy {
-    /// Whether it matters what is at a target before it is written.
+    /// Whether the copy must stat a target before it writes there.
     pub fn must_stat_target(&self) -> bool {
         self.replace != Replace::Always
     }
 
-    /// Whether a source is left out by its own name, as what is in a tree is.
+    /// Whether the excludes match a named source, as they match entries of a tree.
     pub fn excludes_source(&self, name: Option<&[u8]>, kind: &EntryKind) -> Result<bool, Fault> {
         let path = name.and_then(|name| WirePath::parse(name).ok());
         path.map_or(Ok(false), |path| self.exclude.excludes(&path, *kind == EntryKind::Folder))
     }
 
-    /// What a file or link may take the place of when it is whole. Somebody may have come first
-    /// since it was looked whether anything is there.
+    /// What the commit of a file or link may overwrite. Another process may have created the target
+    /// since the copy looked at it.
     pub fn overwrite(&self) -> Over {
         match self.replace {
             Replace::Never => Over::Nothing,
@@ -69,9 +68,8 @@ impl CopyPolicy {
         }
     }
 
-    /// Why a file or link is not copied over what is there, if it is not. A target that is
-    /// exactly as new is as good as a newer one: that is what a copy that keeps times leaves, as
-    /// far as the target keeps them.
+    /// Why the copy skips a file or link, given the entry at the target. An equal time counts as
+    /// newer: a copy that preserves times leaves it so, within the target's resolution.
     pub fn skip(&self, there: Option<&Entry>, source_mtime_ns: i64) -> Option<SkipReason> {
         let there = there?;
         match self.replace {
@@ -92,7 +90,7 @@ mod tests {
     use verbatim_proto::message::EntryKind;
 
     #[test]
-    fn what_is_there_is_kept_as_the_rule_says() {
+    fn existing_targets_are_replaced_or_skipped_by_the_policy() {
         let there = |mtime_ns| {
             let (path, kind) = (WirePath::root(), EntryKind::File);
             Some(Entry { path, kind, size: 0, mode: 0, mtime_ns, meta: None })
@@ -113,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_as_new_when_it_has_what_it_can_keep_of_the_time() {
+    fn times_are_compared_at_the_resolution_of_the_target() {
         let there = |mtime_ns| {
             let (path, kind) = (WirePath::root(), EntryKind::File);
             Entry { path, kind, size: 0, mode: 0, mtime_ns, meta: None }

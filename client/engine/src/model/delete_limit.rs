@@ -1,15 +1,15 @@
-//! How much a mirror may delete: a number of entries, or a part of what the
-//! target has. Pure. A part is rounded up, so that a small target can lose one.
+//! Limits the deletions of a mirror (`--max-delete`): a number of entries, or a percentage of the
+//! target's. Pure. A percentage is rounded up, so that a small target can lose one entry.
 
 use std::str::FromStr;
 use verbatim_proto::plan::Counts;
 
-/// The most that may be deleted.
+/// The most entries that a mirror may delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeleteLimit {
-    /// This many entries.
+    /// This number of entries.
     Entries(u64),
-    /// This part of the entries of the target, in percent.
+    /// This percentage of the entries of the target.
     Percent(u8),
 }
 
@@ -20,7 +20,7 @@ impl Default for DeleteLimit {
 }
 
 impl DeleteLimit {
-    /// Why nothing may be deleted, if nothing may; and what to do.
+    /// Why the mirror may delete nothing, with a hint; `None` if it may delete.
     pub fn refuses(&self, counts: &Counts) -> Option<String> {
         let Counts { source, target, deletes, faults } = *counts;
         if deletes == 0 {
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_a_number_or_a_part() {
+    fn a_limit_is_a_number_or_a_percentage() {
         let refuses = |limit: &str, source, target, deletes, faults| {
             let limit: DeleteLimit = limit.parse().expect("a limit");
             limit.refuses(&Counts { source, target, deletes, faults }).is_some()

@@ -1,75 +1,74 @@
-//! The status file: how a mirror that is kept current is, for scripts and for
-//! who waits for it. One JSON object, replaced as a whole, so that nobody reads
-//! half of it; written anew every few seconds, so that one who died with the
-//! word "current" on his lips is not believed for long. Written by the loop in
-//! `sync/follow_loop`, read by `sync/wait`.
+//! The status file of a mirror that follows its source, for scripts and for `--wait`. One JSON
+//! object, replaced atomically, so that no reader sees half of it. The mirror rewrites it every few
+//! seconds: readers do not trust a stale file of a process that died while current.
+//! `sync/follow_loop` writes it, `sync/wait` reads it.
 
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use verbatim_proto::{Code, Fault};
 
-/// How often a status is written even if nothing changes.
+/// The mirror rewrites the status this often, even if nothing changed.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
 
-/// A status that is older than this is that of somebody who is gone.
+/// A status older than this belongs to a process that died or hangs.
 pub const HEARTBEAT_MAX: Duration = Duration::from_secs(12);
 
-/// The largest status file that is read.
+/// The most bytes read of a status file.
 const STATUS_BYTES_MAX: u64 = 64 << 10;
 
-/// How a mirror is.
+/// The state of a mirror that follows its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FollowState {
-    /// It has not been equal yet.
+    /// The target has not been equal to the source yet.
     Starting,
-    /// Something changed, and is being copied.
+    /// The source changed, and the mirror copies the changes.
     Syncing,
-    /// The target is equal to the source, as far as the source has told.
+    /// The target is equal to the source, as far as the source has reported changes.
     Current,
-    /// Some of it could not be made equal; it is tried again.
+    /// Part of the source could not be copied; the mirror retries.
     Behind,
-    /// The source cannot be heard; it is tried again.
+    /// The source sends no changes; the mirror retries.
     Lost,
-    /// It is over.
+    /// The mirror has ended.
     Stopped,
 }
 
-/// What the status file says.
+/// The content of the status file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FollowStatus {
-    /// How it is.
+    /// The state of the mirror.
     pub state: FollowState,
-    /// Why, where it is not current.
+    /// The error, while the state is not current.
     pub error: Option<String>,
-    /// What is copied.
+    /// The source, as the user named it.
     pub source: String,
-    /// Where to.
+    /// The target, as the user named it.
     pub target: String,
-    /// The process that writes this.
+    /// The process that writes the file.
     pub process: u32,
-    /// When this was written, in seconds since 1970.
+    /// When the file was written, in seconds since 1970.
     pub written: f64,
-    /// When the target was last equal to the source, as far as it had told.
+    /// When the target was last equal to the source, as far as the source had reported changes.
     pub current: Option<f64>,
-    /// How often the trees were compared.
+    /// How many passes have compared the trees.
     pub passes: u64,
-    /// What was changed at the target by all passes.
+    /// How many entries all passes changed at the target.
     pub changes: u64,
-    /// The bytes of files that were copied by all passes.
+    /// How many bytes of files all passes copied.
     pub bytes: u64,
-    /// Changes of a local source that no event told and a comparison found.
+    /// Changes of a local source that a scan found and no event reported.
     #[serde(default)]
     pub healed: u64,
-    /// How much of the last pass failed.
+    /// How many entries failed in the last pass.
     pub failed: u64,
     /// How long the last pass took.
     pub pass_seconds: f64,
 }
 
 impl FollowStatus {
-    /// The status of what begins now.
+    /// The status of a mirror that starts now.
     pub fn new(source: String, target: String) -> Self {
         Self {
             state: FollowState::Starting,
@@ -88,7 +87,7 @@ impl FollowStatus {
         }
     }
 
-    /// Reads a status file; none where there is none yet.
+    /// Reads a status file; `None` if there is none yet.
     pub fn read(path: &Path) -> Result<Option<Self>, Fault> {
         use std::io::Read;
         let what = format!("cannot read {}", path.display());
@@ -106,26 +105,26 @@ impl FollowStatus {
         })
     }
 
-    /// Whether whoever wrote it is still there to write another, as far as the clock tells.
+    /// Whether the process that wrote the status is still alive, judging by the age of the file.
     pub fn is_fresh(&self, now: SystemTime) -> bool {
-        // One of the future is of a clock that was set back; the next beat mends it.
+        // A time in the future is of a clock that was set back; the next heartbeat corrects it.
         (unix_seconds(now) - self.written).abs() <= HEARTBEAT_MAX.as_secs_f64()
     }
 }
 
-/// Where the status is written, if it is.
+/// The status file, if the user asked for one.
 #[derive(Debug)]
 pub struct StatusFile {
     path: Option<PathBuf>,
 }
 
 impl StatusFile {
-    /// A file to write to; none writes nothing.
+    /// Writes to `path`; without one, writes nothing.
     pub fn new(path: Option<PathBuf>) -> Self {
         Self { path }
     }
 
-    /// Replaces the file, all of it at once.
+    /// Replaces the file atomically.
     pub fn write(&self, status: &mut FollowStatus) -> Result<(), Fault> {
         status.written = unix_seconds(SystemTime::now());
         let Some(path) = &self.path else { return Ok(()) };
@@ -138,8 +137,8 @@ impl StatusFile {
     }
 }
 
-/// Converts a time to seconds since 1970, cut to milliseconds: more digits are not always read
-/// from JSON as they were written.
+/// Converts a time to seconds since 1970 in whole milliseconds: JSON readers do not always preserve
+/// more digits.
 pub fn unix_seconds(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_millis() as f64 / 1000.0)
 }
@@ -149,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_is_replaced_as_a_whole_and_read_again() {
+    fn a_status_is_replaced_atomically_and_read_again() {
         let dir = tempfile::tempdir().expect("folder");
         let path = dir.path().join("status");
         assert_eq!(FollowStatus::read(&path).expect("none yet"), None);
@@ -197,7 +196,7 @@ mod tests {
             std::fs::write(&path, bytes).expect("writes");
             FollowStatus::read(&path).ok().flatten()
         };
-        // The last byte ends the line.
+        // The last byte is the newline.
         for len in 0..whole.len() - 1 {
             assert_eq!(read(&whole[..len]), None, "believed, cut at {len}");
         }

@@ -1,5 +1,5 @@
-//! Where a user says something is: a path on this machine, or a path of an
-//! export on a server. Pure parsing; the binary hands every argument here.
+//! Parses sources and targets as users write them: a local path, or a path of an export on a
+//! server. Pure; the commands parse every argument here.
 
 use crate::model::placement::is_contents;
 use std::ffi::{OsStr, OsString};
@@ -7,57 +7,56 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use verbatim_proto::WirePath;
 
-/// The port of a server that names none.
+/// The port of a server, unless the location names one.
 pub const PORT_DEFAULT: u16 = 20490;
 
-/// What a place with a port begins with.
+/// The prefix of a location with a port.
 const SCHEME: &[u8] = b"rdma://";
 
-/// What other commands are given, and would be taken for the name of a server.
+/// URL schemes of other commands, which would otherwise parse as host names.
 const OTHER_SCHEMES: [&str; 9] =
     ["http", "https", "ftp", "sftp", "scp", "ssh", "rsync", "nfs", "s3"];
 
-/// A place to copy from or to.
+/// A source or a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// On this machine.
+    /// A path on this machine.
     Local(PathBuf),
-    /// On a server.
+    /// A path on a server.
     Remote(Remote),
-    /// Standard input, as a source, or standard output, as the target.
+    /// Standard input as a source, standard output as a target.
     Pipe,
 }
 
 /// A path on a server, export first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// A name or an address.
+    /// A host name or an address.
     pub host: String,
     /// The port of the control connection.
     pub port: u16,
-    /// The path; the empty one lists the exports.
+    /// The path; an empty one lists the exports.
     pub path: WirePath,
-    /// Whether the user ended it with a slash: it must be a folder.
+    /// Whether it ends with a slash: it must be a folder.
     pub is_folder: bool,
-    /// Whether the user ended it with `/.`, or named nothing: what is in the folder, not the
-    /// folder.
+    /// Whether it ends with `/.` or names nothing: it stands for the contents of the folder.
     pub contents: bool,
 }
 
-/// Why an argument is no place.
+/// Why an argument is not a location.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{argument:?} is not a location: {cause}")]
 pub struct LocationError {
     /// The argument.
     pub argument: String,
-    /// Why.
+    /// What is wrong with it.
     pub cause: String,
 }
 
 impl Location {
-    /// Reads `HOST:/EXPORT/PATH`, `rdma://HOST[:PORT]/EXPORT/PATH`, `-`, or a local path. A local
-    /// path with a colon in it is written with a slash before the colon, as for scp: `./a:b`; a
-    /// file that is called `-` is `./-`.
+    /// Parses `HOST:/EXPORT/PATH`, `rdma://HOST[:PORT]/EXPORT/PATH`, `-`, or a local path. As with
+    /// scp, a slash before the colon makes a path local: `./a:b`. A file named `-` is written
+    /// `./-`.
     pub fn parse(argument: &OsStr) -> Result<Self, LocationError> {
         let bytes = argument.as_bytes();
         let fail = |cause: String| LocationError {
@@ -98,14 +97,14 @@ impl Location {
 }
 
 impl Remote {
-    /// Host and port, as messages name the peer.
+    /// Host and port, for messages.
     pub fn peer(&self) -> String {
         peer(&self.host, self.port)
     }
 }
 
 impl std::fmt::Display for Location {
-    /// As the user would write it.
+    /// Formats it as the user would write it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Local(path) => path.display().fmt(f),
@@ -116,28 +115,28 @@ impl std::fmt::Display for Location {
 }
 
 impl std::fmt::Display for Remote {
-    /// As the user would write it: `HOST:/EXPORT/PATH`.
+    /// Formats it as `HOST:/EXPORT/PATH`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&shown(&self.host, &self.path))
     }
 }
 
-/// A remote path as the user would write it.
+/// Formats a remote path as `HOST:/EXPORT/PATH`.
 pub fn shown(host: &str, path: &WirePath) -> String {
     format!("{}:/{path}", bracketed(host))
 }
 
-/// Host and port, as messages name the peer.
+/// Host and port, for messages.
 pub fn peer(host: &str, port: u16) -> String {
     format!("{}:{port}", bracketed(host))
 }
 
-/// A host as it is written before a colon: an IPv6 address has colons of its own.
+/// Puts an IPv6 address in brackets, because it contains colons.
 fn bracketed(host: &str) -> String {
     if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
 }
 
-/// Where the host of `HOST:PATH` ends: at the first colon, if no slash is before it.
+/// Where the host of `HOST:PATH` ends: at the first colon, if no slash precedes it.
 fn host_end(bytes: &[u8]) -> Option<usize> {
     if bytes.first() == Some(&b'[') {
         let close = bytes.iter().position(|&byte| byte == b']')?;
@@ -147,7 +146,7 @@ fn host_end(bytes: &[u8]) -> Option<usize> {
     (colon > 0 && !bytes[..colon].contains(&b'/')).then_some(colon)
 }
 
-/// The two in `USER@HOST:/PATH` and `rdma://USER@HOST/PATH`, as they were written.
+/// User and host of `USER@HOST:/PATH` or `rdma://USER@HOST/PATH`.
 fn user_and_host(bytes: &[u8]) -> Option<(String, String)> {
     let rest = bytes.strip_prefix(SCHEME);
     let (place, with_port) = (rest.unwrap_or(bytes), rest.is_some());
@@ -163,8 +162,8 @@ fn user_and_host(bytes: &[u8]) -> Option<(String, String)> {
     Some((text(user), text(&host[..end])))
 }
 
-/// What to write instead of `HOST:PORT:/PATH`, `HOST::MODULE`, `FE80::1:/PATH`, `file:///PATH` and
-/// `https://HOST`, which are places nobody means here.
+/// The correct spelling for arguments of other tools: `HOST:PORT:/PATH`, `HOST::MODULE`,
+/// `FE80::1:/PATH`, `file:///PATH` and `https://HOST`.
 fn habit_of_others(host: &str, path: &[u8]) -> Option<String> {
     if let Some(port) = misplaced_port(path) {
         return Some(format!("a port is written rdma://{}:{port}/EXPORT/PATH", bracketed(host)));
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn remote_places_are_read_in_every_spelling() {
+    fn remote_locations_parse_in_every_spelling() {
         let a = |h: &str, p: u16, path: &str| (h.to_owned(), p, path.to_owned());
         assert_eq!(remote("host7:/data/a.bin"), a("host7", 20490, "data/a.bin"));
         assert_eq!(remote("host7:data/a.bin"), a("host7", 20490, "data/a.bin"));
@@ -242,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slash_before_the_colon_makes_it_local() {
+    fn a_slash_before_the_colon_makes_a_location_local() {
         assert_eq!(Location::parse(OsStr::new("-")), Ok(Location::Pipe));
         for local in ["a.bin", "me@x", "me@d/x:y", "./a:b", "/a:b", "dir/x:y", ":x", "./-", "-x"] {
             let parsed = Location::parse(OsStr::new(local)).expect("parses");
@@ -251,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_places_say_why() {
+    fn invalid_locations_report_their_cause() {
         for (bad, why) in [
             ("", "empty"),
             ("rdma:///data", "no host"),
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn trailing_slash_and_dot_are_remembered() {
+    fn a_trailing_slash_and_a_trailing_dot_are_parsed() {
         let parse = |text: &str| match Location::parse(OsStr::new(text)).expect("parses") {
             Location::Remote(remote) => (remote.is_folder, remote.contents),
             _ => panic!("local"),

@@ -1,4 +1,4 @@
-//! Values that all other modules share: locations, rules, placement and reports. Never touches a
+//! Values that all other modules share: locations, policies, placement and reports. Never touches a
 //! file or a socket. The lowest module.
 
 pub mod copy_policy;

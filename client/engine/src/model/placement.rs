@@ -1,5 +1,5 @@
-//! What goes where, by the rules of cp: into a folder that is there, else under
-//! the name that was given. Pure: it is told what the target is, and decides.
+//! Chooses the target path of each source by the rules of cp: inside an existing folder, else under
+//! the given name. Pure: the caller stats the target.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -8,29 +8,29 @@ use std::path::{Path, PathBuf};
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Fault, WirePath};
 
-/// What is at the target now.
+/// The kind of entry at the target path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TargetKind {
-    /// Nothing.
+    /// No entry.
     Missing,
     /// A folder.
     Folder,
-    /// A file, or anything else that is no folder.
+    /// A file, or anything else but a folder.
     File,
 }
 
-/// What the user asked for.
+/// The arguments of a copy that decide the placement.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyArgs {
-    /// How many sources there are.
+    /// The number of sources.
     pub sources: usize,
-    /// Whether folders may be copied.
+    /// Whether the copy includes folders (`-r`).
     pub recursive: bool,
-    /// Whether the target was written with a slash at its end.
+    /// Whether the target argument ends with a slash.
     pub target_is_folder: bool,
 }
 
-/// Where one source goes.
+/// Where one source is copied to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// Into the target folder, under the source's own name.
@@ -40,7 +40,7 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// Where on this machine a source of this name goes.
+    /// The target path of a source with this name.
     pub fn below(self, target: &Path, name: &[u8]) -> PathBuf {
         match self {
             Self::Inside => target.join(OsStr::from_bytes(name)),
@@ -49,16 +49,16 @@ impl Placement {
     }
 }
 
-/// Why a copy cannot begin: cause and hint.
+/// Why a copy cannot begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What is wrong.
+    /// The cause.
     pub cause: &'static str,
-    /// What to do.
+    /// The next step for the user.
     pub hint: Option<&'static str>,
 }
 
-/// Checks what the user asked for against what the target is, for all sources at once.
+/// Checks the arguments of a copy against the kind of its target.
 pub fn check_target(request: CopyArgs, target: TargetKind) -> Result<(), Refusal> {
     let must_be_folder = request.sources > 1 || request.target_is_folder;
     let refuse = |cause| Err(Refusal { cause, hint: None });
@@ -73,14 +73,15 @@ pub fn check_target(request: CopyArgs, target: TargetKind) -> Result<(), Refusal
     }
 }
 
-/// Whether a source stands for what is in a folder, not for the folder: where its last name is
-/// `.` or `..`, which it would not be told by, or where it has none.
+/// Whether a source stands for the contents of a folder: its last name is `.` or `..`, or it has
+/// none.
 pub fn is_contents(source: &[u8]) -> bool {
     let mut names = source.rsplit(|&byte| byte == b'/').filter(|name| !name.is_empty());
     matches!(names.next(), None | Some(b"." | b".."))
 }
 
-/// Decides where one source goes. `contents` is for a source that stands for what is in it.
+/// Chooses the placement of one source. `contents` says that it stands for the contents of a
+/// folder.
 pub fn place(
     request: CopyArgs,
     target: TargetKind,
@@ -101,14 +102,14 @@ pub fn place(
     }
 }
 
-/// The names that sources have in the target.
+/// The names that the sources take in the target folder.
 #[derive(Default)]
 pub struct TargetNames(HashMap<WirePath, String>);
 
 impl TargetNames {
-    /// Takes a name for a source; whether it is new, and not the same source named twice. Two of
-    /// one name would be copied over each other, and only one of them would be left: folders too,
-    /// which cp would merge, because what is in both would be of one of them.
+    /// Claims a name for a source. Returns false if the same source claimed it before, and an error
+    /// if another one did: the second copy would overwrite the first. Folders of one name are
+    /// refused too. cp merges them, but then equal names inside would overwrite each other.
     pub fn claim(&mut self, name: &WirePath, source: &str) -> Result<bool, Fault> {
         match self.0.insert(name.clone(), source.to_owned()) {
             None => Ok(true),
@@ -143,8 +144,8 @@ mod tests {
     }
 
     #[test]
-    fn a_source_without_a_name_of_its_own_stands_for_what_is_in_it() {
-        // As cp does it.
+    fn a_source_without_a_name_stands_for_the_contents_of_its_folder() {
+        // cp reads these the same way.
         for contents in
             [".", "./", "..", "../", "../.", "a/.", "a/./", "a//.", "a/..", "/", "a/..//"]
         {
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn several_sources_need_a_folder_and_so_does_a_slash() {
+    fn several_sources_or_a_slash_need_a_target_folder() {
         let several = CopyArgs { sources: 2, ..ONE };
         let slash = CopyArgs { target_is_folder: true, ..ONE };
         for request in [several, slash] {
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_need_the_flag_and_special_files_are_refused() {
+    fn folders_need_recursive_and_special_files_are_refused() {
         let plain = CopyArgs { recursive: false, ..ONE };
         let refusal = place(plain, TargetKind::Missing, &EntryKind::Folder, false);
         assert_eq!(refusal.expect_err("refused").hint, Some("copy folders with -r"));

@@ -1,6 +1,5 @@
-//! What a copy tells whoever started it: files that are done, files that
-//! failed, progress on the way, and a summary at the end. Plain values; the
-//! binary prints them, tests compare them.
+//! What a copy reports to its observer: finished files, failures, progress, and a summary. Plain
+//! values; the commands print them, tests compare them.
 
 use std::time::Duration;
 use verbatim_fabric::ports::Place;
@@ -8,77 +7,77 @@ use verbatim_proto::message::EntryKind;
 use verbatim_proto::plan::Why;
 use verbatim_proto::{Code, Digest, Dropped, Fault};
 
-/// Takes what a copy tells.
+/// Receives the reports of a copy.
 pub trait Observer: Send {
-    /// Whether it wants to hear of every single file and change; asked once, when a copy begins.
-    /// Where it does not, nobody makes up what would be told.
+    /// Whether the observer wants a report for every file and change; asked once, when a copy
+    /// begins. If not, the copy does not build these reports.
     fn wants_per_file_events(&self) -> bool {
         true
     }
-    /// A file is under its final name, whole and verified.
+    /// A file is verified and has its final name.
     fn file_done(&mut self, _file: &FileDone) {}
-    /// A file, folder or link was not copied.
+    /// A file, folder or link could not be copied.
     fn failed(&mut self, _failure: &Failure) {}
-    /// A file or link was left alone, as the rules of the copy say.
+    /// The policy of the copy left a file or link alone.
     fn skipped(&mut self, _skipped: &Skipped) {}
-    /// A file, folder or link would be copied, were this not a dry run.
+    /// A dry run would copy this file, folder or link.
     fn planned(&mut self, _planned: &Planned) {}
-    /// A mirror changes something at its target, or would, were this not a dry run.
+    /// A mirror changes an entry of its target; a dry run would.
     fn altered(&mut self, _altered: &Altered) {}
-    /// How far it is; called a few times a second.
+    /// The progress of the copy; called a few times a second.
     fn progress(&mut self, _progress: &Progress) {}
-    /// The server was lost, and is tried again after a pause.
+    /// The connection to the server was lost; the copy retries after a pause.
     fn retrying(&mut self, _retry: &Retry) {}
-    /// The server is there again, and the copy goes on.
+    /// The server was reached again, and the copy continues.
     fn reconnected(&mut self) {}
-    /// How a mirror that follows its source is, whenever that changes.
+    /// The status of a mirror that follows its source has changed.
     fn followed(&mut self, _status: &crate::model::follow_status::FollowStatus) {}
 }
 
-/// Takes nothing in particular.
+/// Ignores all reports.
 impl Observer for () {}
 
-/// A file that was copied.
+/// A copied file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileDone {
-    /// What was copied, as the user would name it.
+    /// The source, as the user would name it.
     pub path: String,
-    /// Where it is on this machine, whichever side that is.
+    /// The path on this machine, be it source or target.
     pub local: String,
-    /// How long it is.
+    /// The size of the file.
     pub bytes: u64,
     /// Its digest, as b3sum prints it.
     pub digest: Digest,
 }
 
-/// Something that was not copied.
+/// An entry that could not be copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What, as the user would name it.
+    /// The source, as the user would name it.
     pub path: String,
     /// The server.
     pub peer: String,
-    /// Why.
+    /// The cause.
     pub fault: Fault,
 }
 
-/// Something that was left alone.
+/// An entry that the policy of the copy left alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
-    /// What, as the user would name it.
+    /// The source, as the user would name it.
     pub path: String,
-    /// Why.
+    /// The reason.
     pub reason: SkipReason,
 }
 
-/// Why something was left alone.
+/// Why the policy of the copy left an entry alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
-    /// The target is there, and nothing is to be replaced.
+    /// The target exists, and the policy replaces none.
     Exists,
     /// The target is as new as the source, or newer.
     AsNew,
-    /// It is a fifo, socket or device in a tree.
+    /// The entry is a fifo, socket or device in a tree.
     Special,
 }
 
@@ -92,40 +91,40 @@ impl std::fmt::Display for SkipReason {
     }
 }
 
-/// Something that would be copied.
+/// An entry that a dry run would copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// What, as the user would name it.
+    /// The source, as the user would name it.
     pub path: String,
-    /// Where it would go.
+    /// The target path.
     pub target: String,
-    /// What it is.
+    /// The kind of the entry.
     pub kind: EntryKind,
-    /// How long it is.
+    /// The size of a file.
     pub bytes: u64,
 }
 
-/// Something that a mirror changes.
+/// A change that a mirror makes at its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Altered {
-    /// What is done: folder, copy, link, symlink, metadata or delete.
+    /// The action: folder, copy, link, symlink, metadata or delete.
     pub action: &'static str,
-    /// Where, below the target; `.` is the target itself.
+    /// The path below the target; `.` is the target itself.
     pub path: String,
-    /// Why.
+    /// The differences that call for it.
     pub why: Why,
-    /// How long a file is.
+    /// The size of a file.
     pub bytes: u64,
 }
 
 impl Failure {
-    /// The next step for whoever reads it.
+    /// The next step for the user.
     pub fn hint(&self) -> Option<&'static str> {
         hint_of(self.fault.code)
     }
 }
 
-/// The transport of a copy that moved nothing.
+/// The transport of a copy that moved no data.
 pub const NO_TRANSPORT: &str = "none";
 
 /// Returns the hint for a fault of this code, where the user can do something about it.
@@ -157,143 +156,143 @@ pub fn hint_of(code: Code) -> Option<&'static str> {
     })
 }
 
-/// How far a copy is.
+/// The progress of a copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Files done.
+    /// Files that are finished.
     pub files: u64,
-    /// Files known so far, done ones included.
+    /// Files found so far, with the finished ones.
     pub files_known: u64,
-    /// Bytes verified and in their targets.
+    /// Bytes that are verified and stored in their targets.
     pub bytes: u64,
-    /// Bytes known so far, done ones included.
+    /// Bytes found so far, with the finished ones.
     pub bytes_known: u64,
-    /// Whether more files may still be found.
+    /// Whether a scan may still find more files.
     pub searching: bool,
-    /// Links that carry data.
+    /// Links that are up.
     pub links: usize,
-    /// Since the copy began.
+    /// The time since the copy began.
     pub elapsed: Duration,
-    /// Whether zeros of holes are hashed, on this side or by the server: no byte moves for them,
-    /// and they take as long as hashing data.
+    /// Whether this side or the server hashes zeros of holes. No data moves meanwhile, and it takes
+    /// as long as hashing data.
     pub hashing_holes: bool,
-    /// Set while the server owes an answer.
+    /// The silence of the server, while it owes an answer.
     pub quiet: Option<ServerSilence>,
 }
 
 impl Progress {
-    /// Counts in what is to come. The sizes are what the other side says.
+    /// Counts bytes that are still to move. The sizes come from the other side.
     pub(crate) fn expect(&mut self, bytes: u64) {
         self.bytes_known = self.bytes_known.saturating_add(bytes);
     }
 }
 
-/// A server that has not answered yet.
+/// A server that owes an answer and is silent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerSilence {
-    /// For how long nothing was heard of it.
+    /// How long the server has been silent.
     pub so_far: Duration,
-    /// For how long that may be, before it is given up.
+    /// After how long the copy gives up the server.
     pub at_most: Duration,
 }
 
-/// A server that was lost.
+/// A lost connection that the copy retries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retry {
     /// The server.
     pub peer: String,
-    /// How it was lost, or why it could not be reached again.
+    /// Why the connection was lost, or why the last retry failed.
     pub cause: String,
-    /// Which try in a row comes next.
+    /// The number of the next try in a row.
     pub attempt: u32,
-    /// How long until then.
+    /// The pause before it.
     pub pause: Duration,
-    /// How much longer it is tried, unless there is progress.
+    /// How long the copy will still retry without progress.
     pub left: Duration,
 }
 
-/// An RDMA port that was chosen to carry a copy, with the reason.
+/// An RDMA port that was chosen for a copy, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Which.
+    /// The port.
     pub place: Place,
-    /// Why the server did not let data move to it, where it did not.
+    /// Why the server refuses data over this port, if it does.
     pub refused: Option<String>,
 }
 
-/// Requests to an RDMA device: those posted, and those it has done.
+/// Requests to RDMA devices, posted and completed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RdmaCounters {
     /// One-sided reads.
     pub reads: u64,
     /// One-sided writes.
     pub writes: u64,
-    /// Reads that completed well.
+    /// Reads that completed successfully.
     pub reads_done: u64,
-    /// Writes that completed well.
+    /// Writes that completed successfully.
     pub writes_done: u64,
 }
 
-/// What a copy took and what held it back.
+/// The result of a copy, with its totals.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
     /// Files copied.
     pub files: u64,
-    /// Files, folders and links that were not.
+    /// Files, folders and links that failed.
     pub failed: u64,
-    /// Files and links that were left alone, as the rules of the copy say.
+    /// Files and links that the policy of the copy left alone.
     pub skipped: u64,
     /// Bytes copied.
     pub bytes: u64,
-    /// Bytes of these that an earlier run had copied.
+    /// Bytes of these from partial files of an earlier run.
     pub resumed_bytes: u64,
-    /// Bytes that either side hashed again to go on with a copy: of a partial file that was not
-    /// known to be on disk, and of the source of an upload whose digests were not stored.
+    /// Bytes that either side hashed again to resume: of partial files that may not be on disk, and
+    /// of upload sources without stored digests.
     pub rehashed_bytes: u64,
-    /// Bytes that links carried, those that were moved again included.
+    /// Bytes that links carried, with retransmitted ones.
     pub moved_bytes: u64,
-    /// Bytes of these that the device wrote straight into files of the server.
+    /// Bytes of these that a device wrote directly into files of the server.
     pub in_place_bytes: u64,
-    /// Bytes of these that were holes, and not moved.
+    /// Bytes of holes, which no link carried.
     pub hole_bytes: u64,
-    /// What a mirror changed, or would have.
+    /// Changes that a mirror made, or a dry run would make.
     pub changes: u64,
-    /// Of these, what was deleted.
+    /// Deletions among these changes.
     pub deletes: u64,
-    /// Whether a file was there with another content.
+    /// Whether a file at the target had other content.
     pub differs: bool,
-    /// What of the metadata was not kept.
+    /// Metadata that the target could not store.
     pub dropped: Dropped,
-    /// How long it took.
+    /// How long the copy took.
     pub elapsed: Duration,
-    /// What the server's log calls the last session of the copy.
+    /// The id of the last session in the server's log.
     pub request: String,
-    /// What carried the data.
+    /// The transport of the data.
     pub transport: String,
-    /// Why it was not RDMA, where it was not.
+    /// Why the transport was not RDMA, if it was not.
     pub reason: Option<String>,
     /// The RDMA ports that were chosen.
     pub ports: Vec<Port>,
-    /// What the RDMA device of this side was asked to do.
+    /// The requests to RDMA devices of this machine.
     pub rdma: RdmaCounters,
-    /// The most bytes of huge pages that its buffers had.
+    /// The most bytes of huge pages that the buffers occupied.
     pub huge_page_bytes: u64,
-    /// What most of the time went into.
+    /// Where most of the time went.
     pub limited_by: &'static str,
-    /// Digests that did not match and were fetched or sent again.
+    /// Chunks that failed verification and were transferred again.
     pub mismatches: u64,
-    /// Links that were lost and made anew.
+    /// Links that were lost and reconnected.
     pub links_lost: u64,
-    /// How often the server was lost and reached again.
+    /// How often the copy lost the server and reached it again.
     pub reconnects: u64,
-    /// Whether a mismatch survived all retries.
+    /// Whether a mismatch remained after all retries.
     pub mismatch: bool,
-    /// Whether the session ended before its work was done.
+    /// The fault that ended the session before its work was done.
     pub broken: Option<Fault>,
 }
 
 impl Summary {
-    /// Bytes a second.
+    /// Bytes per second.
     pub fn rate(&self) -> f64 {
         self.bytes as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }

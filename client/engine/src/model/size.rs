@@ -1,7 +1,7 @@
-//! Sizes as users write them: a number with K, M or G behind it, powers of 1,024.
-//! Pure; used for flags alone.
+//! Parses sizes as users write them: a number with an optional K, M or G, in powers of 1,024. Pure;
+//! used by flags only.
 
-/// Reads `512K`, `4M`, `1G` or a plain number of bytes. A `B` or `iB` behind it changes nothing.
+/// Parses `512K`, `4M`, `1G` or a plain number of bytes. A trailing `B` or `iB` changes nothing.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let bare = text.strip_suffix("iB").or_else(|| text.strip_suffix('B')).unwrap_or(text);
     let (digits, shift) = match bare.char_indices().next_back() {
@@ -18,7 +18,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is too large"))
 }
 
-/// Writes a size as `parse_bytes` reads it, in the largest unit that divides it.
+/// Formats a size for `parse_bytes`, in the largest unit that divides it.
 pub fn show_bytes(bytes: u64) -> String {
     let units = [(30, "G"), (20, "M"), (10, "K")];
     let fits = units.iter().find(|(shift, _)| bytes > 0 && bytes.is_multiple_of(1 << shift));
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_in_powers_of_1024() {
+    fn sizes_are_parsed_in_powers_of_1024() {
         for (text, bytes) in [
             ("0", 0),
             ("7", 7),

@@ -1,5 +1,5 @@
-//! Sets the metadata of folders whose contents are done: of local ones by a job, of remote ones by
-//! the server. `dir_guard` says when a folder is due; the inner ones come first.
+//! Sets the metadata of folders whose contents are complete: a job sets that of local folders, the
+//! server that of remote ones. `dir_guard` decides when a folder is due; inner folders come first.
 
 use crate::connection::Engine;
 use crate::connection::dir_guard::{DirGuard, DirGuards, DirLocation, DirMetaJob, WorkItem};
@@ -13,13 +13,13 @@ use verbatim_proto::message::{EntryKind, NewEntry};
 use verbatim_proto::units::BATCH_FILES_MAX;
 use verbatim_proto::{Dropped, Fault, Meta};
 
-/// What became of the metadata of a batch of folders, and what of it was not kept.
+/// The outcomes of a batch of folders, with the metadata that could not be stored.
 type DirMetaResults = Vec<(ItemKey, String, Result<Dropped, Fault>)>;
 
-/// Folders that get their metadata when nothing in them is left to do.
+/// Folders whose metadata is deferred until their contents are complete.
 pub(crate) struct DirMetadata {
     guards: DirGuards,
-    /// Whether a job sets the metadata of local folders: one at a time, to keep their order.
+    /// Whether a job sets metadata now; one at a time, to keep the order of folders.
     setting: bool,
     jobs: Jobs<DirMetaResults>,
 }
@@ -29,7 +29,7 @@ impl DirMetadata {
         Self { guards: DirGuards::default(), setting: false, jobs: Jobs::new(waker) }
     }
 
-    /// Plans the metadata of a folder.
+    /// Defers the metadata of a folder until the returned guard is dropped.
     pub fn guard(
         &self,
         place: DirLocation,
@@ -44,17 +44,17 @@ impl DirMetadata {
         !self.setting && self.guards.is_idle()
     }
 
-    /// Whether a job sets metadata on this machine.
+    /// Whether a job sets metadata on this machine now.
     pub fn is_setting(&self) -> bool {
         self.setting
     }
 
-    /// How many folders are done and wait for their metadata.
+    /// How many folders wait for their metadata to be set.
     pub fn queued(&self) -> usize {
         self.guards.queued()
     }
 
-    /// Has a job set the metadata of local folders.
+    /// Starts a job that sets the metadata of local folders.
     pub fn pump_local(&mut self) {
         if self.setting {
             return;
@@ -66,13 +66,13 @@ impl DirMetadata {
         }
     }
 
-    /// The next remote folders, for the server to describe.
+    /// The next remote folders whose metadata the server is to set.
     pub fn next_remote(&mut self) -> Option<Vec<MkdirEntry>> {
         let batch = self.guards.take_remote(BATCH_FILES_MAX);
         (!batch.is_empty()).then(|| batch.into_iter().filter_map(make_of).collect())
     }
 
-    /// Takes the answers of jobs.
+    /// Handles the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine) {
         while let Some(answers) = self.jobs.next_answer() {
             self.setting = false;
@@ -88,8 +88,8 @@ impl DirMetadata {
         }
     }
 
-    /// Lets go of folders that are done but have not got their metadata. The next session looks
-    /// at them again; all in them is over, so they are due as soon as they are found.
+    /// Notes complete folders without metadata as unfinished. The next session scans them again;
+    /// their contents are finished, so they are due at once.
     pub fn suspend(&mut self, engine: &mut Engine) {
         let mut guards = std::mem::take(&mut self.guards);
         let due = guards.take_local(usize::MAX).into_iter().chain(guards.take_remote(usize::MAX));
@@ -100,7 +100,7 @@ impl DirMetadata {
     }
 }
 
-/// What the server is asked.
+/// The request that sets the metadata of a remote folder.
 fn make_of(due: DirMetaJob) -> Option<MkdirEntry> {
     let DirLocation::Remote(path) = due.place else { return None };
     let (kind, meta) = (EntryKind::Folder, Some(Box::new(due.meta)));

@@ -1,5 +1,5 @@
-//! Downloads: opens files as there is room, hands chunks to workers with the
-//! places they go to, and commits what is whole in batches.
+//! Downloads: opens files within the bounds, sends chunks with their targets to workers, and
+//! commits complete files in batches.
 
 use crate::connection::Engine;
 use crate::connection::dir_guard::WorkItem;
@@ -24,44 +24,44 @@ use verbatim_proto::read::{ClientEffect, Fetch, Have, Zero};
 use verbatim_proto::units::BATCH_FILES_MAX;
 use verbatim_proto::{Class, Code, Digest, Dropped, Fault, Kept, WirePath};
 
-/// Commits at a time: one flushes while the next one gathers.
+/// Commits in flight: one flushes while the next one gathers.
 const COMMITS_MAX: usize = 2;
 
-/// A file to fetch.
+/// A file to download.
 #[derive(Clone)]
 pub struct Download {
-    /// Where from, export first.
+    /// The source path, export first.
     pub remote: WirePath,
-    /// The folder it may not leave.
+    /// The folder that the target must not leave.
     pub folder: Arc<Folder>,
-    /// Where to, below that folder.
+    /// The target path below that folder.
     pub local: WirePath,
-    /// How long it is, as far as is known.
+    /// The size, as far as it is known.
     pub size: u64,
-    /// When its content changed, in nanoseconds since 1970.
+    /// The modification time, in nanoseconds since 1970.
     pub mtime_ns: i64,
-    /// How the user would name it.
+    /// The source, as the user would name it.
     pub label: String,
-    /// A file here that may have some of it.
+    /// Local files that may share chunks with it.
     pub basis: Option<Basis>,
 }
 
-/// The files that are fetched.
+/// The downloads of a session.
 pub(crate) struct Downloads {
     queue: LargestFirst<(WorkItem, Download)>,
-    /// Those whose remains of an earlier run are looked for, and where they come from.
+    /// Downloads whose partial file a job looks for, with their source paths.
     resuming: HashMap<FileId, (WirePath, File)>,
     files: FileMap<File>,
     complete: Vec<CompleteFile>,
     commits: usize,
-    /// Verified, and not yet all through its pipe.
+    /// A verified file that its pipe has not written completely.
     in_pipe: Option<(FileId, Digest)>,
     jobs: Jobs<Answer>,
 }
 
-/// What jobs of downloads answer.
+/// The answers of download jobs.
 enum Answer {
-    /// What an earlier run left of a file.
+    /// The partial file of an earlier run, if there is one.
     Resumed(FileId, Option<Box<Have>>),
     Zeroed(Zero, Result<Vec<Digest>, Fault>),
     Committed(CommitResults),
@@ -75,7 +75,7 @@ struct File {
     _fds: Option<FdReservation>,
 }
 
-/// A file that is all here.
+/// A file whose bytes are all verified.
 struct CompleteFile {
     id: FileId,
     root: Digest,
@@ -83,7 +83,7 @@ struct CompleteFile {
     meta: Kept,
 }
 
-/// What became of a batch of such files, and what of their metadata was not kept.
+/// The outcomes of a batch of commits, with the metadata that could not be stored.
 type CommitResults = (Vec<(FileId, Digest, Result<(), Fault>)>, Dropped);
 
 impl Downloads {
@@ -103,25 +103,25 @@ impl Downloads {
         self.queue.is_empty() && self.files.is_empty() && self.resuming.is_empty()
     }
 
-    /// Whether files that are all here are being made durable, or will be, or what is left of an
-    /// earlier run is being hashed: the next session would do it again.
+    /// Whether complete files are being committed, or a partial file is being hashed. A session
+    /// that ends waits for both: the next one would do them again.
     pub fn is_committing(&self) -> bool {
         self.commits > 0 || !self.complete.is_empty() || self.may_finish_slowly()
     }
 
-    /// Whether that may take longer than anybody would wait who wants to end it.
+    /// Whether that may take longer than a user waits for an interrupted copy.
     pub fn may_finish_slowly(&self) -> bool {
         self.in_pipe.is_some() || !self.resuming.is_empty()
     }
 
-    /// Does not wait for that.
+    /// Stops waiting for pipes and for partial files that are being hashed.
     pub fn abandon_slow_finishers(&mut self) {
         self.in_pipe = None;
         let left = self.resuming.drain().map(|(id, (_, file))| (id, file));
         self.files.extend(left);
     }
 
-    /// Counts a pipe as begun.
+    /// Counts a pipe as started.
     pub fn begin(
         &mut self,
         id: FileId,
@@ -143,11 +143,11 @@ impl Downloads {
     }
 
     pub fn pump(&mut self, engine: &mut Engine) {
-        // Nobody would hear of what a session opens that is over.
+        // Nobody would receive the answers of a session that has ended.
         if engine.session_fault().is_some() {
             return;
         }
-        // A file holds descriptors until it is durable; a slow disk slows down what is opened.
+        // A file holds descriptors until it is committed, so a slow disk slows down opening.
         while engine.read().room() > self.resuming.len() && engine.fds().has_room() {
             let Some((work_item, download)) = self.queue.pop() else { return };
             let id = engine.file();
@@ -163,7 +163,7 @@ impl Downloads {
             let file = File { work_item, label, sink, size, _fds: Some(fds) };
             if DownloadFile::may_resume(size) {
                 self.resuming.insert(id, (remote, file));
-                // After another boot all that is left is hashed, which takes as long as it takes.
+                // After a reboot the job hashes the whole partial file, which takes long.
                 let stats = engine.stats().clone();
                 self.jobs.run(move || {
                     Answer::Resumed(id, local_file.resume(&stats.rehashed).map(Box::new))
@@ -174,7 +174,7 @@ impl Downloads {
         }
     }
 
-    /// It is known what an earlier run left of a file.
+    /// Opens a file, after a job has looked for its partial file.
     fn resumed(&mut self, engine: &mut Engine, id: FileId, have: Option<Have>) {
         let Some((remote, file)) = self.resuming.remove(&id) else { return };
         self.open(engine, id, remote, file, have);
@@ -193,19 +193,19 @@ impl Downloads {
         self.files.insert(id, file);
     }
 
-    /// Does what the machine that reads asks.
+    /// Carries out an effect of the machine that reads.
     pub fn effect(&mut self, engine: &mut Engine, ids: &IdTranslation, effect: ClientEffect) {
         match effect {
             ClientEffect::Opened { file: id, mut info, had } => {
                 if engine.options().preserve {
-                    // Nobody else's business until it has all of its metadata.
+                    // Private until the file has all of its metadata.
                     info.mode &= 0o700;
                 }
                 let file = self.files.get_mut(&id).expect("opened files are known");
                 engine.outcomes().expect_instead(file.size, info.size);
                 file.size = info.size;
                 if let Err(fault) = file.sink.set_info(info) {
-                    // What an earlier run left is as good as it was.
+                    // The partial file of the earlier run is still good.
                     file.sink.suspend();
                     engine.read().fail(id, fault);
                 } else if had > 0 {
@@ -224,17 +224,17 @@ impl Downloads {
                     (DataSink::File(local_file), _) => {
                         self.complete.push(CompleteFile { id, root, local_file, meta });
                     }
-                    // The pipe may end when it has taken all.
+                    // The pipe may end once it has written everything.
                     (DataSink::Pipe(stdout), size) => {
                         self.in_pipe = Some((id, root));
                         stdout.end_at(size);
                     }
-                    // Parts are not downloads.
+                    // Ranges for a mount are not downloads.
                     (DataSink::Part(_), _) => {}
                 }
             }
             ClientEffect::Failed { file, fault } => self.failed(engine, file, fault),
-            // The engine has done these.
+            // The engine has handled these.
             ClientEffect::Send(_) | ClientEffect::DropLink { .. } | ClientEffect::Broken(_) => {}
         }
     }
@@ -254,7 +254,7 @@ impl Downloads {
         let (sink, size, stats) = (file.sink.clone(), file.size, engine.stats().clone());
         self.jobs.run(move || {
             let begin = Instant::now();
-            // The target must not outlive the answer: a restart removes it.
+            // Drop the target before the answer: a restart removes it.
             let answer = sink.zero(zero.extent, size);
             if answer.is_ok() {
                 stats.zeroed(zero.extent.len, begin.elapsed());
@@ -265,7 +265,7 @@ impl Downloads {
 
     fn failed(&mut self, engine: &mut Engine, id: FileId, fault: Fault) {
         if let Some(file) = self.files.remove(&id) {
-            // What is verified of it stays so, unless it is not worth going on with.
+            // Verified bytes stay in the partial file, unless the source changed.
             let lasts = !matches!(file.sink, DataSink::Pipe(_)) && fault.code != Code::Changed;
             match fault.class() {
                 Class::Retry if lasts => file.sink.suspend(),
@@ -275,7 +275,7 @@ impl Downloads {
         }
     }
 
-    /// Makes whole files durable under their names, in batches.
+    /// Starts jobs that commit complete files in batches: flush, then rename.
     pub fn commit_complete_files(&mut self, engine: &mut Engine) {
         while !self.complete.is_empty() && self.commits < COMMITS_MAX {
             let count = self.complete.len().min(BATCH_FILES_MAX);
@@ -303,7 +303,7 @@ impl Downloads {
         }
     }
 
-    /// A file is where it goes.
+    /// Counts a committed file.
     fn done(&mut self, engine: &mut Engine, id: FileId, digest: Digest) {
         let Some(file) = self.files.remove(&id) else { return };
         let File { work_item, label: path, sink, size: bytes, .. } = file;
@@ -315,7 +315,7 @@ impl Downloads {
         });
     }
 
-    /// Takes the answers of jobs.
+    /// Handles the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine) {
         while let Some(answer) = self.jobs.next_answer() {
             match answer {
@@ -329,8 +329,8 @@ impl Downloads {
         }
     }
 
-    /// The same in a session that is over: files that are all here get their names. Whether what
-    /// an earlier run left of a file was found, which the next session finds at once.
+    /// Handles the answers of jobs in a session that has ended, and commits complete files. Returns
+    /// whether a partial file was found, which counts as progress.
     pub fn take_last_answers(&mut self, engine: &mut Engine) -> bool {
         let mut resumed = false;
         while let Some(answer) = self.jobs.next_answer() {
@@ -347,14 +347,14 @@ impl Downloads {
         resumed
     }
 
-    /// A pipe has taken all of its file.
+    /// Notes that a pipe has written its whole file.
     pub fn pipe_ended(&mut self, engine: &mut Engine, id: FileId) {
         if let Some((_, digest)) = self.in_pipe.take_if(|(in_pipe, _)| *in_pipe == id) {
             self.done(engine, id, digest);
         }
     }
 
-    /// A pipe can be written no more. True where all of its file had come.
+    /// Fails the download of a broken pipe. Returns whether its whole file had been received.
     pub fn pipe_failed(&mut self, engine: &mut Engine, id: FileId, fault: &Fault) -> bool {
         let came = self.in_pipe.take_if(|(in_pipe, _)| *in_pipe == id).is_some();
         if came {
@@ -363,7 +363,7 @@ impl Downloads {
         came
     }
 
-    /// Lets go of all files; what lasts of them is there for the next session.
+    /// Notes unfinished downloads in the ledger. Their partial files stay for the next session.
     pub fn suspend(&mut self, engine: &mut Engine) {
         let ledger = engine.outcomes().ledger();
         let resuming = self.resuming.drain().map(|(_, (_, file))| file);
@@ -382,7 +382,7 @@ fn commit(over: Over, batch: Vec<CompleteFile>) -> CommitResults {
     let rules = Rules::of_user();
     let mut dropped = Dropped::default();
     let mut place = |complete: &CompleteFile| {
-        // An empty file has no first byte that would have made its target.
+        // An empty file has no first chunk whose worker would have created the target.
         let target = complete.local_file.target()?;
         if let Some(meta) = &complete.meta {
             dropped += target.describe(meta, &rules)?;
@@ -398,7 +398,7 @@ fn commit(over: Over, batch: Vec<CompleteFile>) -> CommitResults {
     });
     let told = batch.iter().zip(results).map(|(complete, result)| {
         if result.is_ok() {
-            // Closed here, with the others, and not by whoever answers all messages.
+            // Close the file in this job: closing many would delay the session's task.
             drop(complete.local_file.suspend());
         }
         (complete.id, complete.root, result)

@@ -1,22 +1,22 @@
-//! The owners of a source at its target: numbers of users and groups, learned by name where a copy
-//! keeps owners by name. A number that has no name there stays as it is, and so do root and what
-//! would become root's. Pure.
+//! Translates the owners of a source to those of the target: numeric ids, looked up by name. An id
+//! without a name at the target stays as it is. So does root, and any id whose name is root's at
+//! the target. Pure.
 
 use std::collections::HashMap;
 use verbatim_proto::owners::{OWNERS_MAX, Owner};
 use verbatim_proto::tree::Found;
 use verbatim_proto::{Kept, Meta};
 
-/// Owners that are remembered, more than a machine has accounts. Others keep their numbers.
+/// Translations that are kept, more than a machine has accounts. Other ids stay as they are.
 const KNOWN_MAX: usize = 1 << 17;
 
-/// The numbers that users and groups of the source have at the target.
+/// The ids of users and groups at the target, by those of the source.
 #[derive(Default)]
 pub struct IdTranslation(HashMap<Owner, u32>);
 
 impl IdTranslation {
-    /// The owners of these entries that are not translated yet, each once, without root. At most as
-    /// many as one request may ask for.
+    /// The owners of these entries without a translation yet, each once and without root; at most
+    /// as many as one request may name.
     pub fn unknown(&self, found: &[Found]) -> Vec<Owner> {
         let owners = |meta: &Meta| [Owner::user(meta.uid), Owner::group(meta.gid)];
         let all = found.iter().flatten().flat_map(|node| owners(&node.meta));
@@ -28,19 +28,19 @@ impl IdTranslation {
         unknown
     }
 
-    /// Notes the number of an owner at the target; without one, or with root's, it keeps its own.
+    /// Notes the id of an owner at the target. Without one, or with root's, the id stays as it is.
     pub fn learn(&mut self, owner: Owner, number: Option<u32>) {
         let number = number.filter(|&number| number != 0 && number != u32::MAX);
         self.0.insert(owner, number.unwrap_or(owner.number));
     }
 
-    /// Replaces the user and the group of the source by those of the target, where they are known.
+    /// Replaces the user and group ids of the source by those of the target, where they are known.
     pub fn translate(&self, meta: &mut Meta) {
         let known = |owner: Owner| self.0.get(&owner).copied().unwrap_or(owner.number);
         (meta.uid, meta.gid) = (known(Owner::user(meta.uid)), known(Owner::group(meta.gid)));
     }
 
-    /// The same, of metadata that comes with a file.
+    /// Translates the metadata that comes with a file.
     pub(crate) fn translated(&self, mut kept: Kept) -> Kept {
         kept.iter_mut().for_each(|meta| self.translate(meta));
         kept
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn each_owner_is_asked_for_once_and_root_never() {
+    fn each_owner_is_looked_up_once_and_root_never() {
         let mut owners = IdTranslation::default();
         let page = [found(5, 5), found(0, 7), found(5, 0)];
         assert_eq!(owners.unknown(&page), [Owner::user(5), Owner::group(5), Owner::group(7)]);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_becomes_root_by_a_name() {
+    fn no_owner_is_translated_to_root() {
         let mut owners = IdTranslation::default();
         owners.learn(Owner::user(5), Some(0));
         owners.learn(Owner::group(5), Some(u32::MAX));

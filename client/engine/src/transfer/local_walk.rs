@@ -1,5 +1,5 @@
-//! Local trees on their way to the server: walked a page at a time on the blocking pool, one tree
-//! at a time, while what was found before is sent. What a page holds is offered to `select`.
+//! Walks local trees that are uploaded: jobs read one page at a time, of one tree at a time, while
+//! entries of earlier pages are sent. The entries go to `select`.
 
 use crate::connection::Engine;
 use crate::connection::dir_guard::{DirLocation, DirStack, WorkItem};
@@ -21,41 +21,41 @@ use verbatim_proto::message::{Entry, EntryKind, NewEntry};
 use verbatim_proto::units::{FRAME_BYTES_MAX, PAGE_ENTRIES_MAX};
 use verbatim_proto::{Fault, WirePath};
 
-/// A local folder to send.
+/// A local folder to upload.
 #[derive(Clone)]
 pub struct LocalTree {
     /// The folder.
     pub folder: Arc<Folder>,
-    /// Where it goes, export first.
+    /// The target path, export first.
     pub remote: WirePath,
-    /// How the user would name it.
+    /// The source, as the user would name it.
     pub label: String,
 }
 
-/// A local tree, and the number of the work it is.
+/// A local tree, and the number of its piece of work.
 #[derive(Clone)]
 struct NumberedTree {
     number: u32,
     tree: Arc<LocalTree>,
 }
 
-/// A local tree, how far its walk is, and the folders it is in.
+/// A local tree, the state of its walk, and the guards of the folders it is in.
 struct TreeWalk {
     of: NumberedTree,
     walk: Option<Box<Walk>>,
     dir_stack: DirStack,
 }
 
-/// The local trees of a session.
+/// The walks of a session's local trees.
 pub(crate) struct LocalWalks {
-    /// Those whose walk rests between two pages, or has not begun.
+    /// Walks between two pages, and those not started.
     resting: VecDeque<TreeWalk>,
-    /// The one a job walks just now.
+    /// The tree that a job walks now.
     walked: Option<NumberedTree>,
     jobs: Jobs<LocalPage>,
 }
 
-/// What a walk found.
+/// A page of a walk.
 struct LocalPage {
     walking: TreeWalk,
     entries: Vec<Entry>,
@@ -71,7 +71,7 @@ impl LocalWalks {
         self.resting.is_empty() && self.walked.is_none()
     }
 
-    /// Adds a tree, whose root is offered at once.
+    /// Adds a tree. Returns its root as the first candidate.
     pub fn add(&mut self, engine: &Engine, number: u32, tree: LocalTree) -> Candidate {
         let work_item = WorkItem::unguarded(ItemKey::new(number, &WirePath::root()));
         let entry = new_folder(engine, tree.remote.clone(), 0o755);
@@ -81,7 +81,7 @@ impl LocalWalks {
         Candidate::Entry { work_item, entry, mtime_ns: 0, label }
     }
 
-    /// Walks on while little is queued.
+    /// Starts a job for the next page if few files are queued.
     pub fn pump(&mut self, engine: &Engine, queued: usize) {
         if queued < QUEUE_LOW
             && self.walked.is_none()
@@ -93,7 +93,7 @@ impl LocalWalks {
         }
     }
 
-    /// The offers of the page that a job walked, if it is there.
+    /// The candidates of a finished page, if there is one.
     pub fn next_candidates(
         &mut self,
         engine: &mut Engine,
@@ -137,7 +137,7 @@ impl LocalWalks {
         Some(candidates)
     }
 
-    /// Lets go of trees that are not walked to their end.
+    /// Notes trees with unread pages as unfinished.
     pub fn suspend(&mut self, engine: &mut Engine) {
         let resting = self.resting.drain(..).map(|walking| walking.of);
         for NumberedTree { number, tree } in resting.chain(self.walked.take()) {
@@ -150,15 +150,14 @@ impl LocalWalks {
     }
 }
 
-/// A folder for the server to make. One that is to keep its metadata gets it last, and is private
-/// until then.
+/// A folder that the server creates. If its metadata is preserved, it is private until that is set.
 fn new_folder(engine: &Engine, path: WirePath, mode: u32) -> NewEntry {
     let (unfinished, force) = (engine.options().preserve, engine.policy().force);
     let mode = if unfinished { 0o700 } else { mode };
     NewEntry { path, kind: EntryKind::Folder, force, mode, meta: None, unfinished }
 }
 
-/// What there is to send of an entry.
+/// The candidate of an entry, if it can be uploaded.
 fn candidate_of(
     engine: &mut Engine,
     dirs: &DirMetadata,
@@ -189,14 +188,14 @@ fn candidate_of(
         }
         EntryKind::Folder => {
             let new = new_folder(engine, remote.clone(), entry.mode);
-            // The root was offered before the walk began.
+            // The root became a candidate before the walk began.
             let is_root = entry.path.is_root();
             if let Some(meta) = entry.meta {
                 let place = DirLocation::Remote(remote);
                 let guard = dirs.guard(place, work_item, label.clone(), *meta);
                 dir_stack.push(entry.path, guard);
             }
-            // It holds nothing up: the server makes it before it hears of its end.
+            // It needs no guard: the server creates it before its metadata is due.
             let work_item = WorkItem::unguarded(item);
             (!is_root).then_some(Candidate::Entry { work_item, entry: new, mtime_ns, label })
         }
@@ -227,7 +226,7 @@ fn walk_page(walking: TreeWalk, policy: &CopyPolicy, describe: bool) -> LocalPag
     LocalPage { walking: TreeWalk { of, walk, dir_stack }, entries, faults }
 }
 
-/// Fills a page; returns the walk if there is more.
+/// Fills a page. Returns the walk if there is more.
 fn next_page(
     mut walk: Box<Walk>,
     policy: &CopyPolicy,

@@ -36,8 +36,8 @@ pub(crate) struct Files {
     pub verifier: Verifier,
 }
 
-/// The transfers of one session: downloads, uploads, comparisons, folders, links and pipes. Each
-/// method that starts or ends something is handed the engine of the connection.
+/// The transfers of one session: downloads, uploads, comparisons, folders, links and pipes. Methods
+/// that start or end a transfer get the engine of the connection.
 pub struct Transfer {
     files: Files,
     scans: RemoteScans,
@@ -46,12 +46,12 @@ pub struct Transfer {
     mkdir: RemoteMkdir,
     dirs: DirMetadata,
     pipes: Pipes,
-    /// Users and groups of the source, by their numbers at the target.
+    /// The user and group ids of the source, translated to those of the target.
     pub ids: IdTranslation,
 }
 
 impl Transfer {
-    /// No transfers yet; answers of their jobs wake the task of `waker`.
+    /// Without transfers; answers of their jobs wake the task of `waker`.
     pub fn new(waker: &Waker) -> Self {
         let files = Files {
             downloads: Downloads::new(waker),
@@ -70,40 +70,40 @@ impl Transfer {
         }
     }
 
-    /// Fetches a file, or skips, plans or compares it, as the rules say.
+    /// Downloads a file, or skips, reports or compares it, by the policy of the copy.
     pub fn add_download(&mut self, engine: &mut Engine, work_item: WorkItem, download: Download) {
         select_local::add_download(engine, &mut self.files, work_item, download);
     }
 
-    /// Fetches files without asking the rules.
+    /// Downloads files without applying the policy.
     pub fn queue_downloads(&mut self, engine: &mut Engine, files: Vec<(WorkItem, Download)>) {
         for (work_item, download) in files {
             self.files.downloads.add(engine, work_item, download);
         }
     }
 
-    /// Sends a file, or skips, plans or compares it, as the rules say.
+    /// Uploads a file, or skips, reports or compares it, by the policy of the copy.
     pub fn add_upload(&mut self, engine: &mut Engine, work_item: WorkItem, upload: Upload) {
         self.select(engine, vec![Candidate::File(work_item, upload)]);
     }
 
-    /// Scans a remote folder and fetches its entries; `number` is its piece of the work.
+    /// Scans a remote folder and downloads its entries; `number` is its piece of the work.
     pub fn add_remote_tree(&mut self, number: u32, tree: RemoteTree) {
         self.scans.add(number, tree);
     }
 
-    /// Walks a local folder and sends its entries; `number` is its piece of the work.
+    /// Walks a local folder and uploads its entries; `number` is its piece of the work.
     pub fn add_local_tree(&mut self, engine: &mut Engine, number: u32, tree: LocalTree) {
         let root = self.walks.add(engine, number, tree);
         self.select(engine, vec![root]);
     }
 
-    /// Fetches a file and writes it to standard output.
+    /// Downloads a file to standard output.
     pub fn add_to_pipe(&mut self, engine: &mut Engine, work_item: WorkItem, work: ToPipe) {
         self.pipes.add_to_pipe(engine, &mut self.files.downloads, work_item, work);
     }
 
-    /// Sends standard input as a file.
+    /// Uploads standard input as a file.
     pub fn add_from_pipe(&mut self, engine: &mut Engine, work_item: WorkItem, work: FromPipe) {
         self.pipes.add_from_pipe(engine, &mut self.files.uploads, work_item, work);
     }
@@ -144,7 +144,7 @@ impl Transfer {
         self.files.downloads.queued() + self.files.uploads.queued() + self.mkdir.waiting()
     }
 
-    /// Whether files are moved, as opposed to found or made.
+    /// Whether files are in flight, beyond scans and folders.
     pub(crate) fn is_moving(&self) -> bool {
         !self.files.downloads.is_idle() || !self.files.uploads.is_idle()
     }
@@ -154,12 +154,12 @@ impl Transfer {
         self.scans.is_idle() && self.walks.is_idle() && self.mkdir.is_idle()
     }
 
-    /// Whether standard input has not ended, so that the size of the work is not known.
+    /// Whether standard input is still open, so that the size of the work is unknown.
     pub fn is_streaming(&self) -> bool {
         self.files.uploads.is_streaming()
     }
 
-    /// Whether all work is over, the metadata of folders included.
+    /// Whether all work is finished, with the metadata of folders.
     pub fn is_idle(&mut self) -> bool {
         !self.is_moving()
             && self.files.verifier.is_idle()
@@ -168,17 +168,17 @@ impl Transfer {
             && self.selector.is_idle()
     }
 
-    /// Whether the server was asked for a page, an entry or a folder, and has not answered.
+    /// Whether the server owes a page, a stat or a created folder.
     pub fn awaits(&self) -> bool {
         self.awaits_trees() || self.selector.awaits()
     }
 
-    /// Whether the server was asked for a page or a folder, and has not answered.
+    /// Whether the server owes a page or a created folder.
     pub fn awaits_trees(&self) -> bool {
         self.scans.awaits() || !self.mkdir.is_idle()
     }
 
-    /// Whether files or folders are being finished on this machine, without the server.
+    /// Whether this machine commits files or sets metadata, without the server.
     pub fn is_committing(&self) -> bool {
         self.files.downloads.is_committing() || self.dirs.is_setting()
     }
@@ -188,7 +188,7 @@ impl Transfer {
         self.files.downloads.may_finish_slowly()
     }
 
-    /// Waits no longer for files that are being finished.
+    /// Stops waiting for files that finish slowly.
     pub fn abandon_slow_finishers(&mut self) {
         self.files.downloads.abandon_slow_finishers();
     }
@@ -210,7 +210,7 @@ impl Transfer {
         self.files.verifier.pump(engine);
     }
 
-    /// Has the metadata of folders set whose contents are done.
+    /// Starts setting the metadata of folders whose contents are complete.
     fn pump_dirs(&mut self, engine: &mut Engine) {
         self.dirs.pump_local();
         while self.mkdir.has_room()
@@ -220,8 +220,8 @@ impl Transfer {
         }
     }
 
-    /// Ends a turn, after all effects of the machines: commits complete downloads, and checks that
-    /// sources that were read did not change.
+    /// Ends a turn, after all effects of the machines: starts commits of complete downloads, and
+    /// checks that the sources did not change while they were read.
     pub fn finish_turn(&mut self, engine: &mut Engine) {
         self.files.downloads.commit_complete_files(engine);
         self.files.uploads.check_sources(engine);
@@ -243,23 +243,23 @@ impl Transfer {
         self.files.uploads.effect(engine, effect);
     }
 
-    /// Counts bytes that the server already has of new uploads, before the machine that writes takes
-    /// its reply.
+    /// Counts bytes that the server already has of new uploads. Called before the machine that
+    /// writes handles the reply.
     pub fn write_reply(&self, engine: &mut Engine, reply: &WriteReply) {
         self.files.uploads.created(engine, reply);
     }
 
-    /// Takes a page of a remote tree. A page that was not asked for ends the session.
+    /// Handles a page of a remote tree. An unexpected page ends the session.
     pub fn page(&mut self, engine: &mut Engine, request: u32, page: Page) {
         self.scans.page(engine, &mut self.files, &self.dirs, request, page);
     }
 
-    /// Whether this request asked for the entries at the targets of a copy.
+    /// Whether this request is a stat of copy targets.
     pub fn awaits_stat(&self, request: u32) -> bool {
         self.selector.awaits_stat(request)
     }
 
-    /// Takes the entries at targets of a copy, in the order of the request.
+    /// Handles the stats of copy targets, in the order of the request.
     pub fn stated(
         &mut self,
         engine: &mut Engine,
@@ -270,14 +270,14 @@ impl Transfer {
         self.accept(engine, accepted);
     }
 
-    /// Takes the answers to a request that creates folders and links, and sends the files that waited
+    /// Handles the answers to a request for folders and links, and uploads the files that waited
     /// for it.
     pub fn made(&mut self, engine: &mut Engine, request: u32, answers: Vec<Result<(), Fault>>) {
         let ready = self.mkdir.made(engine, request, answers);
         self.queue_uploads(engine, ready);
     }
 
-    /// Takes all answers of jobs and events of pipes that have arrived.
+    /// Handles all answers of jobs and events of pipes that have arrived.
     pub fn take_answers(&mut self, engine: &mut Engine) {
         self.files.downloads.take_answers(engine);
         self.files.uploads.take_answers(engine, &self.ids);
@@ -289,8 +289,8 @@ impl Transfer {
         }
     }
 
-    /// Takes the answers of jobs in a session that is over: finishes only files that are complete.
-    /// Whether the partial file of an earlier run was found.
+    /// Handles the answers of jobs in a session that has ended: only complete files are committed.
+    /// Returns whether the partial file of an earlier run was found.
     pub fn take_last_answers(&mut self, engine: &mut Engine) -> bool {
         let resumed = self.files.downloads.take_last_answers(engine);
         self.dirs.take_answers(engine);
@@ -300,9 +300,9 @@ impl Transfer {
         resumed
     }
 
-    /// Drops all unfinished work and notes it in the ledger, for the next session.
+    /// Stops all unfinished work and notes it in the ledger, for the next session.
     pub fn suspend(&mut self, engine: &mut Engine) {
-        // First: letting go of a file must not end its folder.
+        // First, so that no dropped file makes its folder due.
         self.dirs.suspend(engine);
         self.files.downloads.suspend(engine);
         self.files.uploads.suspend(engine);

@@ -1,5 +1,6 @@
-//! Copies through pipes: a stream from standard input, a file to standard output. The machines see
-//! a file that grows, or one that is read in order; pipes report what they read and wrote.
+//! Copies through pipes: standard input as an upload, standard output as a download. For the
+//! machines the upload is a file that grows and the download a file read in order. The threads of
+//! the pipes report what they have read and written.
 
 use crate::connection::Engine;
 use crate::connection::dir_guard::WorkItem;
@@ -16,52 +17,51 @@ use tokio::sync::mpsc;
 use verbatim_proto::message::{FileId, FileInfo};
 use verbatim_proto::{Fault, WirePath};
 
-/// A file to write to standard output.
+/// A file to download to standard output.
 #[derive(Clone)]
 pub struct ToPipe {
-    /// Where from, export first.
+    /// The source path, export first.
     pub remote: WirePath,
-    /// How long it is, as far as is known.
+    /// The size, as far as it is known.
     pub size: u64,
-    /// How the user would name it.
+    /// The source, as the user would name it.
     pub label: String,
-    /// What it goes through.
+    /// The pipe, which outlives sessions.
     sink: Arc<StdoutSink>,
 }
 
 impl ToPipe {
-    /// Writes the file at `remote`, of which nothing was written before.
+    /// A download of the file at `remote` that has not started.
     pub fn new(remote: WirePath, size: u64, label: String) -> Self {
         Self { remote, size, label, sink: Arc::default() }
     }
 
-    /// Whether another session could continue: what was written is of a version that can be told
-    /// from others.
+    /// Whether another session could resume: the written bytes have a version to compare.
     pub fn can_resume(&self) -> bool {
         self.sink.can_resume()
     }
 
-    /// Ends the file: nothing more is written. Returns what this failure means to the user.
+    /// Ends the download: nothing more is written. Adds to the fault what it means for the user.
     pub fn give_up(&self, fault: Fault) -> Fault {
         self.sink.close();
         self.sink.explain(fault)
     }
 }
 
-/// Standard input, to be sent.
+/// Standard input, to upload.
 #[derive(Clone)]
 pub struct FromPipe {
-    /// Where to, export first.
+    /// The target path, export first.
     pub remote: WirePath,
 }
 
-/// Pipe events that may wait for a session; a pipe whose events do not fit waits.
+/// The most pipe events in the queue; a pipe blocks while it is full.
 const PIPE_EVENTS_MAX: usize = 16 << 10;
 
-/// How people are told of standard input.
+/// The label of standard input in messages.
 const STDIN_LABEL: &str = "standard input";
 
-/// The permission bits of a file that comes out of a pipe, before the server's umask.
+/// The permission bits of a file from a pipe, before the server's umask.
 const PIPE_MODE: u32 = 0o666;
 
 /// The pipes of a session, and their events.
@@ -114,7 +114,7 @@ impl Pipes {
         uploads.begin(id, work_item, STDIN_LABEL, DataSource::Pipe(stdin));
     }
 
-    /// Takes the events of pipes.
+    /// Handles the events of pipes.
     pub fn take_events(&mut self, engine: &mut Engine, downloads: &mut Downloads) {
         while let Ok((id, event)) = self.events.try_recv() {
             let now = engine.now();
@@ -131,7 +131,7 @@ impl Pipes {
                 PipeEvent::Written(offset) => engine.read().taken(offset, now),
                 PipeEvent::Ended => downloads.pipe_ended(engine, id),
                 PipeEvent::Failed(fault) => {
-                    // Where all of it came, not all of it could be written.
+                    // All bytes were received, but the pipe could not write them.
                     if !downloads.pipe_failed(engine, id, &fault) {
                         engine.read().fail(id, fault.clone());
                         engine.write().fail(id, fault);

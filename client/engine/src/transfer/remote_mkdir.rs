@@ -1,6 +1,6 @@
-//! Folders and links that the server makes, many in one request and in order:
-//! a folder before what is in it, its metadata behind all of it. Files wait for
-//! the last request that could hold their folder.
+//! Creates folders and links at the server, many per request and in order: a folder before its
+//! entries, its metadata after them. Files wait for the answer to the last request that may create
+//! their folder.
 
 use crate::connection::Engine;
 use crate::connection::dir_guard::WorkItem;
@@ -11,28 +11,28 @@ use verbatim_proto::message::{ClientMessage, NewEntry};
 use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX};
 use verbatim_proto::{Code, Fault};
 
-/// Requests to make something that may wait for their answer; the server takes more.
+/// Requests in flight; the server accepts more.
 const MKDIR_REQUESTS_MAX: usize = 64;
 
-/// A folder or link to create at the server, its mark, and its label.
+/// A folder or link to create at the server, its work item, and its label.
 pub type MkdirEntry = (NewEntry, (WorkItem, String));
 
-/// Folders and links that the server was asked to make, and the files that wait for them.
+/// One request for folders and links, and the files that wait for its answer.
 struct MkdirRequest {
-    /// They hold up their folders until the server has answered.
+    /// These hold the guards of their parent folders until the server answers.
     labels: Vec<(WorkItem, String)>,
     files: Vec<(WorkItem, Upload)>,
 }
 
 impl MkdirRequest {
-    /// All in it, by name.
+    /// The keys and labels of all items.
     fn into_labels(self) -> impl Iterator<Item = (ItemKey, String)> {
         let files = self.files.into_iter().map(|(work_item, file)| (work_item, file.label));
         self.labels.into_iter().chain(files).map(|(work_item, label)| (work_item.item, label))
     }
 }
 
-/// Folders and links that the server makes, and the files that wait for them.
+/// Requests for folders and links in flight, and the files that wait for them.
 #[derive(Default)]
 pub(crate) struct RemoteMkdir {
     requests: HashMap<u32, MkdirRequest>,
@@ -43,18 +43,18 @@ impl RemoteMkdir {
         self.requests.is_empty()
     }
 
-    /// Whether the server may be asked to make more.
+    /// Whether another request may be sent.
     pub fn has_room(&self) -> bool {
         self.requests.len() < MKDIR_REQUESTS_MAX
     }
 
-    /// Files that wait for what the server makes.
+    /// How many files wait for folders.
     pub fn waiting(&self) -> usize {
         self.requests.values().map(|pending| pending.files.len()).sum()
     }
 
-    /// Has entries made, and then the files added. The server makes them in order, so files
-    /// wait for the last request that could hold their folder; returns those that need not wait.
+    /// Requests folders and links, then adds files. The server handles requests in order, so the
+    /// files wait for the last one. Returns the files that need not wait.
     pub fn make(
         &mut self,
         engine: &mut Engine,
@@ -65,7 +65,7 @@ impl RemoteMkdir {
             return files;
         }
         let mut requests = cut(makes);
-        // An empty request still comes back behind those before it.
+        // Even an empty request is answered after those before it.
         let last = requests.pop().unwrap_or_default();
         for makes in requests {
             self.request(engine, makes, Vec::new());
@@ -86,7 +86,7 @@ impl RemoteMkdir {
         self.requests.insert(request, MkdirRequest { labels, files });
     }
 
-    /// The server answers; returns the files that waited for it.
+    /// Handles an answer. Returns the files that waited for it.
     pub fn made(
         &mut self,
         engine: &mut Engine,
@@ -108,7 +108,7 @@ impl RemoteMkdir {
         pending.files
     }
 
-    /// Lets go of all that was asked for.
+    /// Notes the entries of unanswered requests as unfinished.
     pub fn suspend(&mut self, engine: &mut Engine) {
         for (item, label) in self.requests.drain().flat_map(|(_, pending)| pending.into_labels()) {
             engine.outcomes().ledger().note_unfinished(item, label, false);
@@ -116,7 +116,7 @@ impl RemoteMkdir {
     }
 }
 
-/// Cuts a list into requests that stay below the largest frame.
+/// Splits a list into requests below the frame limit.
 fn cut(makes: Vec<MkdirEntry>) -> Vec<Vec<MkdirEntry>> {
     let mut requests: Vec<Vec<MkdirEntry>> = Vec::new();
     let mut bytes = 0;

@@ -1,6 +1,6 @@
-//! Remote trees: scanned a page at a time, while what was found before is copied. A page is asked
-//! for only when little is queued, so a tree of any size takes one page of memory. Folders are made
-//! before what is in them, and get their metadata after it.
+//! Scans remote trees a page at a time, while entries of earlier pages are copied. The next page is
+//! requested only when few files are queued, so a tree of any size needs one page of memory.
+//! Folders are created before their entries and get their metadata after them.
 
 use crate::connection::Engine;
 use crate::connection::dir_guard::{DirLocation, DirStack, WorkItem};
@@ -20,49 +20,50 @@ use verbatim_proto::message::{ClientMessage, Entry, EntryKind};
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::{Code, Fault, Scan, WirePath};
 
-/// Files that wait before another page is asked for.
+/// The next page is requested when fewer files are queued.
 pub(crate) const QUEUE_LOW: usize = OPEN_FILES_MAX / 2;
 
-/// The most scans at a time; a server allows a session twice as many.
+/// Scans in flight; a server permits a session twice as many.
 pub const SCANS_MAX: usize = 4;
 
 /// One page of a scan, as the server sent it.
 pub struct Page {
     /// The entries found, in the order of the scan.
     pub entries: Vec<Entry>,
-    /// The entries that the server could not read, and why.
+    /// The entries that the server could not read, with the cause.
     pub faults: Vec<(WirePath, Fault)>,
     /// Whether this is the last page.
     pub done: bool,
 }
 
-/// A remote folder to fetch.
+/// A remote folder to download.
 #[derive(Clone)]
 pub struct RemoteTree {
-    /// The folder, export first.
+    /// The source path, export first.
     pub remote: WirePath,
-    /// The folder everything stays in.
+    /// The local folder that no entry may leave.
     pub folder: Arc<Folder>,
-    /// Where below that folder it goes.
+    /// The target path below that folder.
     pub local: WirePath,
-    /// How the user would name it.
+    /// The source, as the user would name it.
     pub label: String,
 }
 
-/// A remote tree, the number of the work it is, and the folders its scan is in.
+/// A remote tree, the number of its piece of work, and the guards of the folders that the scan is
+/// in.
 struct TreeScan {
     number: u32,
     tree: RemoteTree,
     dir_stack: DirStack,
 }
 
-/// The remote trees of a session.
+/// The scans of a session's remote trees.
 #[derive(Default)]
 pub(crate) struct RemoteScans {
     remote: HashMap<u32, TreeScan>,
-    /// Trees whose scan has not begun.
+    /// Trees whose scan has not started.
     waiting: VecDeque<(u32, RemoteTree)>,
-    /// Scans with more pages to ask for.
+    /// Scans whose next page is not requested yet.
     ready: VecDeque<u32>,
 }
 
@@ -71,7 +72,7 @@ impl RemoteScans {
         self.remote.is_empty() && self.waiting.is_empty()
     }
 
-    /// Whether the server was asked for a page and has not answered.
+    /// Whether the server owes a page.
     pub fn awaits(&self) -> bool {
         self.remote.len() > self.ready.len()
     }
@@ -83,8 +84,8 @@ impl RemoteScans {
     fn begin_scan(&mut self, engine: &mut Engine, number: u32, mut tree: RemoteTree) {
         let item = ItemKey::new(number, &WirePath::root());
         let made = apply_folder(engine, item, &tree.folder, &tree.local, 0o755, &tree.label);
-        // No link that comes with it is followed: one that leads beside the tree could be followed
-        // by a file behind it, and the server would choose where that goes.
+        // Do not follow links of the copied tree: a link out of the tree, then a file below it,
+        // would let the server choose where to write.
         let own = made.and_then(|()| match engine.policy().task {
             Task::Copy => tree.folder.plain_below(&tree.local).map(Arc::new),
             Task::DryRun | Task::Verify => Ok(tree.folder.clone()),
@@ -105,7 +106,7 @@ impl RemoteScans {
         self.remote.insert(request, TreeScan { number, tree, dir_stack: DirStack::default() });
     }
 
-    /// Begins scans, and asks for pages while little is queued.
+    /// Starts scans, and requests pages while few files are queued.
     pub fn pump(&mut self, engine: &mut Engine, queued: usize) {
         while self.remote.len() < SCANS_MAX
             && let Some((number, tree)) = self.waiting.pop_front()
@@ -120,7 +121,7 @@ impl RemoteScans {
         }
     }
 
-    /// A page of a remote tree is there.
+    /// Handles a page of a remote tree.
     pub fn page(
         &mut self,
         engine: &mut Engine,
@@ -130,7 +131,7 @@ impl RemoteScans {
         page: Page,
     ) {
         let Page { entries, faults, done } = page;
-        // One that rests was not asked for its next page yet.
+        // The next page of a ready scan was not requested.
         let asked = !self.ready.contains(&request);
         let scan = asked.then(|| self.remote.remove(&request)).flatten();
         let Some(mut scan) = scan else {
@@ -152,8 +153,8 @@ impl RemoteScans {
         }
     }
 
-    /// Lets go of all trees. The next session looks at them from the beginning: what is over it
-    /// leaves out, folders that are there are no harm, and they are finished then.
+    /// Notes all trees as unfinished. The next session scans them from the start, skips finished
+    /// items, and completes existing folders.
     pub fn suspend(&mut self, engine: &mut Engine) {
         let remote = self.remote.drain().map(|(_, scan)| (scan.number, scan.tree));
         for (number, tree) in remote.chain(self.waiting.drain(..)) {
@@ -167,7 +168,7 @@ impl RemoteScans {
     }
 }
 
-/// Does what is to be done with one entry of a remote tree.
+/// Applies the policy of the copy to one entry of a remote tree.
 fn handle_entry(
     engine: &mut Engine,
     files: &mut Files,
@@ -192,7 +193,7 @@ fn handle_entry(
             Err(fault) => Err(fault),
         },
         EntryKind::Folder => {
-            // The root was made before the scan began.
+            // The root was created before the scan began.
             let made = match entry.path.is_root() {
                 true => Ok(()),
                 false => apply_folder(engine, item, &tree.folder, &local, entry.mode, &label),

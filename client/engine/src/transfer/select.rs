@@ -1,5 +1,5 @@
-//! What becomes of everything a copy to the server finds, by its rules: it is sent, left alone,
-//! only reported, or compared. The server is asked what is at the targets, many paths at a time.
+//! Applies the policy of an upload to each entry: send, skip, report or compare. Asks the server to
+//! stat the targets, many paths per request.
 
 use crate::connection::Engine;
 use crate::connection::dir_guard::WorkItem;
@@ -16,10 +16,10 @@ use verbatim_proto::message::{ClientMessage, Entry, EntryKind, NewEntry};
 use verbatim_proto::units::{FRAME_BYTES_MAX, LOOK_PATHS_MAX};
 use verbatim_proto::{Code, Fault, Look, WirePath};
 
-/// Questions to the server on their way at a time.
+/// Stat requests in flight.
 const STAT_REQUESTS_MAX: usize = 16;
 
-/// Something to send, before it is known whether it is sent.
+/// An entry that the policy may select for the upload.
 pub(crate) enum Candidate {
     File(WorkItem, Upload),
     /// A folder or a link.
@@ -31,14 +31,14 @@ pub(crate) enum Candidate {
     },
 }
 
-/// Offers that wait for what the server says is at their targets.
+/// Candidates that wait for the stats of their targets.
 #[derive(Default)]
 pub(crate) struct Selector {
     waiting: VecDeque<Candidate>,
     requests: HashMap<u32, Vec<Candidate>>,
 }
 
-/// Offers that are accepted: what is to be compared, made and sent.
+/// The selected candidates: files to compare, entries to create, files to send.
 #[derive(Default)]
 pub(crate) struct Accepted {
     pub compares: Vec<Comparison>,
@@ -51,12 +51,12 @@ impl Selector {
         self.waiting.is_empty() && self.requests.is_empty()
     }
 
-    /// Whether the server was asked and has not answered.
+    /// Whether the server owes stats.
     pub fn awaits(&self) -> bool {
         !self.requests.is_empty()
     }
 
-    /// Whether this request asked the server for offers.
+    /// Whether this request is a stat of candidates' targets.
     pub fn awaits_stat(&self, request: u32) -> bool {
         self.requests.contains_key(&request)
     }
@@ -65,12 +65,12 @@ impl Selector {
         self.waiting.len() + self.requests.values().map(Vec::len).sum::<usize>()
     }
 
-    /// Accepts offers, keeps them until the server was asked, or leaves them, as the rules say.
+    /// Accepts candidates, skips them, or queues a stat of their targets, by the policy.
     pub fn select(&mut self, engine: &mut Engine, mut candidates: Vec<Candidate>) -> Accepted {
         let verify = engine.policy().task == Task::Verify;
         let must_stat_target = engine.policy().must_stat_target();
         let mut accepted = Accepted::default();
-        // A folder that is there already is no harm; everything else is offered once.
+        // Existing folders do no harm; any other item is handled once.
         let ledger = engine.outcomes().ledger();
         candidates
             .retain(|candidate| candidate.is_folder() || !ledger.is_finished(candidate.item()));
@@ -79,7 +79,7 @@ impl Selector {
                 Candidate::File(work_item, upload) if verify => {
                     accepted.compares.push(compare_of(work_item.item, upload));
                 }
-                // An existing folder is fine, whatever is kept.
+                // An existing folder is fine under every policy.
                 candidate if verify || must_stat_target && !candidate.is_folder() => {
                     self.waiting.push_back(candidate);
                 }
@@ -89,11 +89,12 @@ impl Selector {
         accepted
     }
 
-    /// Asks the server what is at the targets of offers that wait.
+    /// Sends stat requests for the queued candidates.
     pub fn pump(&mut self, engine: &mut Engine) {
         while self.requests.len() < STAT_REQUESTS_MAX {
             let Some(first) = self.waiting.front() else { return };
-            // A folder may be behind a link; a link is what it is.
+            // Follow links for folders only: a folder may be behind a link, a link is compared as
+            // such.
             let follow = first.is_folder();
             let (mut candidates, mut bytes) = (Vec::new(), 0);
             while let Some(candidate) = self.waiting.pop_front_if(|candidate| {
@@ -111,7 +112,7 @@ impl Selector {
         }
     }
 
-    /// The server says what is at the targets that this request named.
+    /// Handles the stats of one request.
     pub fn stated(
         &mut self,
         engine: &mut Engine,
@@ -136,7 +137,7 @@ impl Selector {
         accepted
     }
 
-    /// Lets go of offers that wait.
+    /// Notes the waiting candidates as unfinished.
     pub fn suspend(&mut self, engine: &mut Engine) {
         let requests = std::mem::take(&mut self.requests).into_values().flatten();
         for candidate in requests.chain(std::mem::take(&mut self.waiting)) {
@@ -188,7 +189,7 @@ fn compare_of(item: ItemKey, upload: Upload) -> Comparison {
     Comparison { item, remote, source, size, label, shown }
 }
 
-/// Whether an offer is accepted, now that it is known what is at its target.
+/// Whether the policy accepts a candidate, given the stat of its target.
 fn choose(
     engine: &mut Engine,
     candidate: &Candidate,
@@ -212,7 +213,7 @@ fn choose(
     Ok(false)
 }
 
-/// Has an offer sent, or reports that it would be.
+/// Adds a candidate to the accepted ones, or reports it in a dry run.
 fn accept(engine: &mut Engine, candidate: Candidate, accepted: &mut Accepted) {
     if engine.policy().task == Task::DryRun {
         return plan(engine, candidate);

@@ -1,5 +1,5 @@
-//! What becomes of everything a copy to this machine finds, by its rules: it is fetched, left alone,
-//! only reported, or compared. The target is looked at here.
+//! Applies the policy of a download to each entry: fetch, skip, report or compare. Stats the local
+//! target.
 
 use crate::connection::Engine;
 use crate::connection::dir_guard::WorkItem;
@@ -15,7 +15,7 @@ use verbatim_files::Folder;
 use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Code, Fault, WirePath};
 
-/// A file of a remote tree: fetched, left alone, reported, or compared.
+/// Fetches, skips, reports or compares a file.
 pub(crate) fn add_download(
     engine: &mut Engine,
     files: &mut Files,
@@ -47,8 +47,8 @@ pub(crate) fn add_download(
     files.downloads.add(engine, work_item, download);
 }
 
-/// A folder of a remote tree: made, told of, or looked for. One that is to keep its metadata
-/// gets it last, and is nobody else's business until then.
+/// Creates, reports or compares a folder. If its metadata is preserved, it is private until that is
+/// set.
 pub(crate) fn apply_folder(
     engine: &mut Engine,
     item: ItemKey,
@@ -77,7 +77,7 @@ pub(crate) fn apply_folder(
     }
 }
 
-/// A link of a remote tree: made, left alone, told of, or compared.
+/// Creates, skips, reports or compares a symbolic link.
 pub(crate) fn apply_link(
     engine: &mut Engine,
     item: ItemKey,
@@ -108,7 +108,7 @@ pub(crate) fn apply_link(
     Ok(())
 }
 
-/// Whether what is at a target here is left alone; says so if it is.
+/// Whether the policy skips an entry, given the local target; reports the skip.
 fn skip_at(
     engine: &mut Engine,
     item: ItemKey,
@@ -128,23 +128,23 @@ fn skip_at(
     Ok(skip.is_some())
 }
 
-/// Whether a link is in the place of a folder: it may lead to where somebody wants its files, so
-/// it is not taken away as a file is.
+/// Whether a link is in the place of a folder. Unlike a file it is not removed: the user may want
+/// the files where it leads.
 fn is_link(folder: &Folder, path: &WirePath) -> bool {
     matches!(folder.stat(path, false), Ok(Entry { kind: EntryKind::Symlink { .. }, .. }))
 }
 
-/// What is at a target, where nothing is an answer too.
+/// The entry at a target, or `None` if there is none.
 pub(crate) fn existing(answer: Result<Entry, Fault>) -> Result<Option<Entry>, Fault> {
     match answer {
         Ok(entry) => Ok(Some(entry)),
-        // A file where a folder should be is found out when it is made.
+        // A file in the place of a parent folder fails when the target is created.
         Err(fault) if matches!(fault.code, Code::NotFound | Code::NotFolder) => Ok(None),
         Err(fault) => Err(fault),
     }
 }
 
-/// Says how a folder or link is not what it should be.
+/// Compares the kinds of a folder or link and of its target.
 pub(crate) fn compare_kinds(wanted: &EntryKind, there: &Entry) -> Result<(), Fault> {
     let differs = match (wanted, &there.kind) {
         (wanted, there) if wanted == there => return Ok(()),

@@ -1,5 +1,5 @@
-//! Uploads: opens sources as there is room, hands chunks to workers with the
-//! files they come from, and looks at each source again before it is committed.
+//! Uploads: opens sources within the bounds, sends chunks with their sources to workers, and checks
+//! each source again before the server commits it.
 
 use crate::connection::Engine;
 use crate::connection::dir_guard::WorkItem;
@@ -26,49 +26,49 @@ use verbatim_proto::units::{BATCH_FILES_MAX, STREAM_BYTES_MAX};
 use verbatim_proto::write::{ClientEffect, Post};
 use verbatim_proto::{Digest, Extent, Fault, Kept, Survey, WirePath};
 
-/// A file to send.
+/// A file to upload.
 #[derive(Clone)]
 pub struct Upload {
-    /// Where it is.
+    /// The source file.
     pub source: UploadSource,
-    /// Where to, export first.
+    /// The target path, export first.
     pub remote: WirePath,
-    /// How long it is, as far as is known.
+    /// The size, as far as it is known.
     pub size: u64,
-    /// When its content changed, in nanoseconds since 1970.
+    /// The modification time, in nanoseconds since 1970.
     pub mtime_ns: i64,
-    /// How the user would name it.
+    /// The source, as the user would name it.
     pub label: String,
-    /// A file of the server that may have some of it.
+    /// Files of the server that may share chunks with it.
     pub basis: Option<Basis>,
 }
 
-/// Where a file to send is.
+/// The source file of an upload.
 #[derive(Clone)]
 pub enum UploadSource {
-    /// At a path the user gave: links are followed.
+    /// A path that the user named: links are followed.
     Path(PathBuf),
-    /// Below a folder that is sent: nothing outside it is read.
+    /// A path below an uploaded folder, which must not lead out of it.
     Below(Arc<Folder>, WirePath),
 }
 
-/// The files that are sent.
+/// The uploads of a session.
 pub(crate) struct Uploads {
     queue: LargestFirst<(WorkItem, Upload)>,
-    /// Those whose sources a job opens. It has them too, until it answers.
+    /// Uploads whose sources a job opens; the job shares them until it answers.
     opening: Option<Arc<Vec<OpeningUpload>>>,
     files: FileMap<File>,
-    /// Sent or compared whole; their sources are looked at again, many in one job.
+    /// Files sent completely; one job checks many sources for changes.
     unchecked: Vec<(FileId, Digest, Arc<Source>)>,
-    /// Sources of files that are over, for the next job to close.
+    /// Sources of finished files, closed by the next job.
     finished: Vec<(DataSource, Option<FdReservation>)>,
     jobs: Jobs<Answer>,
 }
 
-/// What jobs of uploads answer.
+/// The answers of upload jobs.
 enum Answer {
     Opened(Vec<OpenedSource>),
-    /// Whether sources are still what was sent, and their metadata where that is kept.
+    /// Whether the sources are unchanged, with their metadata if it is preserved.
     Checked(Vec<(FileId, Digest, Result<Kept, Fault>)>),
     /// The digests of a range, and how many bytes were hashed for them.
     Hashed {
@@ -76,7 +76,7 @@ enum Answer {
         extent: Extent,
         answer: Result<(Vec<Digest>, u64), Fault>,
     },
-    /// The digests of a range that is to be offered.
+    /// The digests of a range, to offer to the server.
     OfferHashed {
         file: FileId,
         extent: Extent,
@@ -90,7 +90,7 @@ enum Answer {
     HolesFound(FileId, Survey),
 }
 
-/// A file whose source is to be opened.
+/// A file whose source is being opened.
 struct OpeningUpload {
     id: FileId,
     work_item: WorkItem,
@@ -98,14 +98,14 @@ struct OpeningUpload {
     fds: FdReservation,
 }
 
-/// A source that was opened, and its first holes.
+/// An opened source, and its first holes.
 type OpenedSource = Result<(Arc<Source>, Survey), Fault>;
 
 struct File {
     work_item: WorkItem,
-    /// How the user would name it.
+    /// The source, as the user would name it.
     label: String,
-    /// What to send again if it changes, without its name; none of a pipe.
+    /// The upload to restart if the source changes, without its label; `None` for a pipe.
     upload: Option<Upload>,
     source: DataSource,
     fds: Option<FdReservation>,
@@ -131,18 +131,18 @@ impl Uploads {
         self.queue.len() + self.opening.as_ref().map_or(0, |batch| batch.len())
     }
 
-    /// Counts a pipe as begun.
+    /// Counts a pipe as started.
     pub fn begin(&mut self, id: FileId, work_item: WorkItem, label: &str, source: DataSource) {
         let file = File { work_item, label: label.into(), upload: None, source, fds: None };
         self.files.insert(id, file);
     }
 
-    /// Whether a pipe is being read that has not ended.
+    /// Whether a pipe is still being read.
     pub fn is_streaming(&self) -> bool {
         self.files.values().any(|file| file.source.size() == STREAM_BYTES_MAX)
     }
 
-    /// The file of an upload that is no pipe.
+    /// The source of a file that is no pipe.
     fn source(&self, id: FileId) -> Arc<Source> {
         self.files[&id].source.file().expect("pipes are not looked at").clone()
     }
@@ -152,8 +152,8 @@ impl Uploads {
         self.queue.push(upload.size, (work_item, upload));
     }
 
-    /// Has sources opened, a batch at a time: each costs several calls of the system, and whoever
-    /// answers all messages has no time for them.
+    /// Starts a job that opens a batch of sources: each costs several system calls, which would
+    /// block the session's task.
     pub fn pump(&mut self, engine: &mut Engine) {
         if self.opening.is_some() || self.queue.is_empty() {
             return;
@@ -181,7 +181,7 @@ impl Uploads {
         });
     }
 
-    /// Sources are open, or cannot be opened.
+    /// Handles a batch of opened sources.
     fn opened(&mut self, engine: &mut Engine, answers: Vec<OpenedSource>) {
         let Some(batch) = self.opening.take().and_then(Arc::into_inner) else { return };
         for (OpeningUpload { id, work_item, upload, fds }, answer) in batch.into_iter().zip(answers)
@@ -204,7 +204,7 @@ impl Uploads {
                 let now = engine.now();
                 let mut info = source.info();
                 if engine.options().preserve {
-                    // Nobody else's business until it has all of its metadata.
+                    // Private until the file has all of its metadata.
                     info.mode &= 0o700;
                 }
                 engine.write().create(id, upload.remote.clone(), info, survey, now);
@@ -222,7 +222,7 @@ impl Uploads {
         }
     }
 
-    /// Its source changed: all of it is sent anew.
+    /// Restarts an upload whose source changed.
     fn restart(&mut self, engine: &mut Engine, id: FileId) {
         let known = self.files.remove(&id).expect("begun files are known");
         let mut upload = known.upload.expect("pipes are not begun again");
@@ -232,7 +232,7 @@ impl Uploads {
         self.begin_file(engine, id, known.work_item, upload, fds, opened);
     }
 
-    /// Does what the machine that writes asks.
+    /// Carries out an effect of the machine that writes.
     pub fn effect(&mut self, engine: &mut Engine, effect: ClientEffect) {
         match effect {
             ClientEffect::Post(post) => self.post(engine, post),
@@ -266,7 +266,7 @@ impl Uploads {
                     let source = source.clone();
                     self.unchecked.push((file, root, source));
                 }
-                // What was read was read once, and no second look would tell more.
+                // A pipe was read once; checking it again shows nothing.
                 DataSource::Pipe(_) => engine.write().source_checked(file, root, Ok(None)),
             },
             ClientEffect::Restart { file } => self.restart(engine, file),
@@ -284,19 +284,19 @@ impl Uploads {
                 });
             }
             ClientEffect::Failed { file, fault } => {
-                // One that could not be opened again has been reported.
+                // A source that could not be reopened was reported before.
                 if let Some(file) = self.files.remove(&file) {
                     file.source.close();
                     let fault = file.source.explain(fault);
                     engine.outcomes().remote_commit_refused(file.work_item.item, file.label, fault);
                 }
             }
-            // The engine has done these.
+            // The engine has handled these.
             ClientEffect::Send(_) | ClientEffect::DropLink { .. } | ClientEffect::Broken(_) => {}
         }
     }
 
-    /// Hashes what the server may have.
+    /// Starts a job that hashes a range to offer to the server.
     fn hash_offer(&self, engine: &mut Engine, file: FileId, extent: Extent) {
         let source = self.source(file);
         engine.begin_hashing();
@@ -306,8 +306,8 @@ impl Uploads {
         });
     }
 
-    /// Hashes a hole, which is not read. What comes out is noted if a write since it was found
-    /// would have changed the identity: it was found after the source was opened.
+    /// Starts a job that hashes the zeros of a hole. The digests may be stored, because a later
+    /// write would change the file's identity: the hole was found after the source was opened.
     fn hash_zeros(&self, engine: &mut Engine, file: FileId, extent: Extent) {
         let (source, stats) = (self.files[&file].source.clone(), engine.stats().clone());
         self.jobs.run(move || {
@@ -321,7 +321,7 @@ impl Uploads {
         });
     }
 
-    /// Looks again at the sources of files that are sent: have they changed meanwhile?
+    /// Starts a job that checks whether sent sources have changed meanwhile.
     pub fn check_sources(&mut self, engine: &mut Engine) {
         if self.unchecked.is_empty() {
             return;
@@ -349,7 +349,7 @@ impl Uploads {
         engine.send_paced(link, bytes, Command::Post(post, sources));
     }
 
-    /// Notes what the server has of files that it was asked to create.
+    /// Counts bytes that the server already has of created files.
     pub fn created(&self, engine: &mut Engine, reply: &WriteReply) {
         let WriteReply::Created { files } = reply else { return };
         for (id, answer) in files {
@@ -362,7 +362,7 @@ impl Uploads {
         }
     }
 
-    /// Takes the answers of jobs.
+    /// Handles the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine, ids: &IdTranslation) {
         while let Some(answer) = self.jobs.next_answer() {
             let now = engine.now();
@@ -393,13 +393,13 @@ impl Uploads {
         }
     }
 
-    /// Lets go of all files; the server keeps what lasts of them.
+    /// Notes unfinished uploads in the ledger. The server keeps their partial files.
     pub fn suspend(&mut self, engine: &mut Engine) {
         let broken = engine.session_fault().cloned();
         for file in std::mem::take(&mut self.files).into_values() {
             file.source.close();
             match (&file.source, &broken) {
-                // What came through a pipe cannot be gone on with.
+                // An upload from a pipe cannot resume.
                 (DataSource::Pipe(_), Some(fault)) => {
                     let fault = file.source.explain(fault.clone());
                     engine.outcomes().failed(file.work_item.item, file.label, fault);
@@ -426,8 +426,7 @@ impl Uploads {
 }
 
 impl Upload {
-    /// Opens its source, for a job. Only of what lasts on the server are digests kept: it alone can
-    /// be gone on with.
+    /// Opens the source, in a job. Stores digests only of large files: only those can resume.
     fn open(&self, memos: &Path) -> OpenedSource {
         let mut source = self.source.open(&self.label)?;
         if source.identity().size >= LASTING_BYTES_MIN {

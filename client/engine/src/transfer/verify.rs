@@ -1,6 +1,6 @@
-//! Comparing without writing: a remote file is opened for reading as for a
-//! download, but of its windows only the digests are used, which came over TLS.
-//! Workers hash the file here and compare; no data moves and no link is made.
+//! Compares without writing (`--verify`): the client opens a remote file as for a download, but
+//! uses only the digests of its leases, which come over TLS. Workers hash the local file and
+//! compare. No data moves, and no link connects.
 
 use crate::connection::Engine;
 use crate::connection::jobs::Jobs;
@@ -21,34 +21,34 @@ use verbatim_proto::numbered::FileMap;
 use verbatim_proto::read::{ClientEffect, Fetch, Zero};
 use verbatim_proto::{Code, Digest, Fault, WirePath};
 
-/// A file that is on both sides, or should be.
+/// A file to compare with its copy.
 pub(crate) struct Comparison {
     pub item: ItemKey,
-    /// Where it is on the server, export first.
+    /// The path on the server, export first.
     pub remote: WirePath,
-    /// Where it is here.
+    /// The local file.
     pub source: UploadSource,
-    /// How long the source of the two is, as far as is known.
+    /// The size of the copy's source, as far as it is known.
     pub size: u64,
-    /// How the user would name it.
+    /// The source, as the user would name it.
     pub label: String,
-    /// Where it is here, for people.
+    /// The local path, for messages.
     pub shown: String,
 }
 
-/// Files that are compared with their copies.
+/// The comparisons of a session.
 pub(crate) struct Verifier {
     queue: LargestFirst<Comparison>,
     files: FileMap<File>,
-    /// Compared whole; the files here are looked at again, many in one job.
+    /// Files compared completely; one job checks many for changes.
     unchecked: Vec<(FileId, Digest, Arc<Source>)>,
     jobs: Jobs<Answer>,
 }
 
-/// What jobs of a comparison answer.
+/// The answers of comparison jobs.
 enum Answer {
     Zeroed(Zero, Result<Vec<Digest>, Fault>),
-    /// Whether files here are still what was compared.
+    /// Whether the local files are unchanged.
     Checked(Vec<(FileId, Digest, Result<(), Fault>)>),
 }
 
@@ -57,7 +57,7 @@ struct File {
     label: String,
     shown: String,
     source: Arc<Source>,
-    /// How long the remote one is.
+    /// The size of the remote file.
     size: u64,
 }
 
@@ -113,7 +113,7 @@ impl Verifier {
             }
             ClientEffect::Fetch(fetch) => self.compare(engine, fetch),
             ClientEffect::Zero(zero) => self.compare_hole(engine, zero),
-            // Nothing has landed that could be forgotten.
+            // A comparison has written nothing that a restart would remove.
             ClientEffect::Restart { .. } => {}
             ClientEffect::Finished { file, root, .. } => {
                 let source = self.files[&file].source.clone();
@@ -125,13 +125,13 @@ impl Verifier {
                     engine.outcomes().failed(file.item, file.label, fault);
                 }
             }
-            // The engine has done these.
+            // The engine has handled these.
             ClientEffect::Send(_) | ClientEffect::DropLink { .. } | ClientEffect::Broken(_) => {}
         }
     }
 
     fn compare(&self, engine: &mut Engine, fetch: Fetch) {
-        // One that was given up by its size may still share a chunk with others.
+        // A file that failed by its size may still share a chunk with others.
         let compared_file = |piece: &Piece| {
             let file = self.files.get(&piece.file)?;
             Some(ComparedFile { source: file.source.clone(), size: file.size })
@@ -140,14 +140,14 @@ impl Verifier {
         engine.send_command(fetch.link, Command::Compare(fetch, compared_files));
     }
 
-    /// A hole on the server reads as zeros: so must the same range here.
+    /// Starts a job that compares a remote hole with the same local range, which must be zeros.
     fn compare_hole(&self, engine: &mut Engine, zero: Zero) {
         let Some(file) = self.files.get(&zero.file) else { return };
         let (source, size, extent) = (file.source.clone(), file.size, zero.extent);
         let stats = engine.stats().clone();
         self.jobs.run(move || {
             let zeros = hash_zeros(size, extent);
-            // As long as it is there, as its zeros: the file here may have another length.
+            // Hash with the size of the remote file: the local one may differ.
             let here = hash_extent(source.file(), size, extent);
             let answer = here.map_err(|error| source.read_fault(&error)).and_then(|here| {
                 source.hand_out(extent, &here);
@@ -166,7 +166,7 @@ impl Verifier {
         });
     }
 
-    /// The file here was looked at again: what was compared is one version of it, or not.
+    /// Finishes a comparison, after the check of the local file for changes.
     fn compared(
         &mut self,
         engine: &mut Engine,
@@ -189,7 +189,7 @@ impl Verifier {
         }
     }
 
-    /// Looks again at the files that were compared: have they changed meanwhile?
+    /// Starts a job that checks whether the compared files have changed meanwhile.
     pub fn check_files(&mut self, engine: &mut Engine) {
         if self.unchecked.is_empty() {
             return;
@@ -202,7 +202,7 @@ impl Verifier {
         });
     }
 
-    /// Takes the answers of jobs.
+    /// Handles the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine) {
         while let Some(answer) = self.jobs.next_answer() {
             match answer {
@@ -220,7 +220,7 @@ impl Verifier {
         }
     }
 
-    /// Lets go of all files.
+    /// Notes all comparisons as unfinished.
     pub fn suspend(&mut self, engine: &mut Engine) {
         let begun = std::mem::take(&mut self.files).into_values();
         let begun = begun.map(|file| (file.item, file.label));
