@@ -1,11 +1,11 @@
 //! `rdma-cp` and `rdma-sync` as a library, above the engine of one connection (`verbatim-engine`).
 //! Its modules, the lowest first; each imports only those before it:
 //!
-//! - `tree_sync`: making trees equal. `remote_fs`: answers for mounts.
-//! - `session`: dispatches what comes to the activity that it is for; queries, retry.
-//! - `watch`: streams of changes.
-//! - `cp`, `sync`: planning a copy; mirrors and the loop that follows a source.
-//! - `probe`: measuring the way to a server.
+//! - `tree_sync`: mirrors of trees. `remote_fs`: the file service for mounts.
+//! - `session`: dispatches messages and events to activities; queries, retry.
+//! - `watch`: streams of changes of a source.
+//! - `cp`, `sync`: plan a copy; mirrors and the loop that follows a source.
+//! - `probe`: tests and measures the path to a server.
 //!
 //! Never touches the terminal: the commands do. Knows nothing of the server crate.
 

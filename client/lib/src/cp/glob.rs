@@ -1,6 +1,6 @@
-//! Sources with wildcards on the server: the names that match are found by
-//! listing the folders they could be in, a name of the path at a time. Called
-//! for what is not there under its literal name; quoting is the user's business.
+//! Expands wildcards in remote sources: lists the folders that may contain matches, one path
+//! component at a time. Called for a source that does not exist under its literal name; the user
+//! quotes the pattern from the shell.
 
 use crate::session::Session;
 use verbatim_engine::connection::error::ClientError;
@@ -8,14 +8,14 @@ use verbatim_engine::model::location::Remote;
 use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::{Code, Fault, Pattern, WirePath};
 
-/// The most names a pattern may stand for.
+/// The most names that a pattern may match.
 const MATCHES_MAX: usize = 1 << 16;
 
-/// What is meant, and what is there, or why that cannot be told.
+/// A source, and its entry or the fault of its stat.
 pub(crate) type Found = (Remote, Result<Entry, Fault>);
 
-/// What a source stands for, given what is there under its own name: that, or all that matches.
-/// What matches and cannot be looked at is among it.
+/// The sources that an argument stands for: itself if it exists, else all names that match it.
+/// Matches that cannot be read are included with their fault.
 pub(crate) async fn or_matches(
     session: &mut Session,
     source: &Remote,
@@ -33,8 +33,7 @@ fn is_pattern(path: &WirePath) -> bool {
     path.as_bytes().iter().any(|byte| b"*?[\\".contains(byte))
 }
 
-/// Finds what a pattern stands for, in the order of the names. A pattern that ends with a slash
-/// stands for folders only.
+/// Expands a pattern, sorted by name. A pattern with a trailing slash matches folders only.
 async fn expand(session: &mut Session, source: &Remote) -> Result<Vec<Found>, ClientError> {
     let of = |path: &WirePath| Remote { path: path.clone(), ..source.clone() };
     let mut search = Search { found: vec![WirePath::root()], faults: Vec::new() };
@@ -56,7 +55,7 @@ async fn expand(session: &mut Session, source: &Remote) -> Result<Vec<Found>, Cl
     for (path, answer) in search.found.iter().zip(session.stat_all(&search.found).await?) {
         match answer {
             Ok(entry) if source.is_folder && entry.kind != EntryKind::Folder => {}
-            // Behind the last wildcard there may be names that are not everywhere.
+            // Components after the last wildcard need not exist under every match.
             Err(fault) if (!listed || source.is_folder) && is_absence(&fault) => {}
             answer => matches.push((of(path), answer)),
         }
@@ -69,14 +68,14 @@ async fn expand(session: &mut Session, source: &Remote) -> Result<Vec<Found>, Cl
     Ok(matches)
 }
 
-/// Whether it says only that nothing is there.
+/// Whether the fault says only that the entry does not exist.
 fn is_absence(fault: &Fault) -> bool {
     matches!(fault.code, Code::NotFound | Code::NotFolder)
 }
 
 struct Search {
     found: Vec<WirePath>,
-    /// What kept folders from being looked into, besides not being there.
+    /// Faults of folders that could not be listed, other than missing ones.
     faults: Vec<(WirePath, Fault)>,
 }
 
@@ -87,7 +86,7 @@ impl Search {
         }
     }
 
-    /// Lists all that was found so far, and keeps what matches.
+    /// Lists all folders found so far, and collects the entries that match.
     async fn step(
         &mut self,
         session: &mut Session,
@@ -104,7 +103,7 @@ impl Search {
             let page = |entries: Vec<Entry>, faults: Vec<(WirePath, Fault)>| {
                 faults.into_iter().for_each(|(_, fault)| note(fault));
                 for entry in entries {
-                    // The server says what is in a folder, not where that goes.
+                    // Reject nested paths: the server must not choose where an entry goes.
                     if entry.path.names().count() != 1 {
                         let text = format!("the server says that {} is in it", entry.path);
                         note(Fault::new(Code::Protocol, text));

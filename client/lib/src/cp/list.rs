@@ -1,6 +1,5 @@
-//! Lists what a server has: the exports, a folder, or what a pattern stands for.
-//! Called by the binary; every entry is told as it comes, what could not be listed
-//! at the end.
+//! Lists the exports of a server, a folder, or the matches of a pattern (`rdma-cp --list`). Reports
+//! entries as they arrive, failures at the end.
 
 use crate::cp::glob;
 use crate::session::Session;
@@ -23,7 +22,7 @@ pub async fn list(
     let mut failures = Vec::new();
     let failure = |path: String, fault| Failure { path, peer: remote.peer(), fault };
     let found = glob::or_matches(&mut session, remote, answer).await?;
-    // What a pattern found is listed by name; a folder that was named, by what is in it.
+    // Matches of a pattern are listed themselves; a named folder is listed by its entries.
     if is_named_folder(remote, &found) {
         let page = |entries: Vec<Entry>, faults: Vec<(WirePath, Fault)>| {
             entries.into_iter().for_each(&mut each);

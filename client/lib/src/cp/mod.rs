@@ -1,6 +1,5 @@
-//! A copy as the user asked for it: sources and a target become work for a
-//! session, by the rules of cp. Called by the binary, by tests and
-//! by the quickstart; tells everything to an observer.
+//! Copies as the user asked: turns sources and a target into the work of a session, by the rules of
+//! cp. Called by the commands, tests and the quickstart; reports everything to an observer.
 
 pub mod glob;
 pub mod list;
@@ -18,15 +17,15 @@ use verbatim_engine::model::copy_policy::{CopyPolicy, Task};
 use verbatim_engine::model::location::{Location, Remote};
 use verbatim_engine::model::report::{Observer, Summary};
 
-/// What to copy, and how.
+/// The options of a copy.
 pub struct CopyOptions {
-    /// Where from.
+    /// The sources.
     pub sources: Vec<Location>,
-    /// Where to.
+    /// The target.
     pub target: Location,
-    /// Whether folders are copied.
+    /// Whether folders are copied (`-r`).
     pub recursive: bool,
-    /// What of it is copied, and what is done with it.
+    /// Which entries are copied, and whether they are transferred, reported or compared.
     pub policy: CopyPolicy,
 }
 
@@ -67,7 +66,7 @@ fn remote(location: &Location) -> Option<&Remote> {
     }
 }
 
-/// Copies. Returns a summary once a session stood, whatever became of the files.
+/// Copies. Returns a summary once a session was connected, even if files failed.
 pub fn copy<'a>(
     options: &'a CopyOptions,
     session: SessionOptions,
@@ -77,7 +76,7 @@ pub fn copy<'a>(
     copy_until(options, session, observer, Box::pin(stop))
 }
 
-/// The same, boxed: so this crate compiles the session, and not each program that copies.
+/// Does the same, boxed: so this crate compiles the session, and not each program that copies.
 fn copy_until<'a>(
     options: &'a CopyOptions,
     session: SessionOptions,
@@ -94,7 +93,7 @@ async fn copy_whole(
     mut stop: Stop<'_>,
 ) -> Result<Summary, CopyError> {
     let peer = server_of(options)?.peer();
-    // Where nothing is written, nothing is kept.
+    // A dry run or a comparison writes nothing, so it needs no metadata.
     let preserve = session.preserve && options.policy.task == Task::Copy;
     let session = SessionOptions { preserve, ..session };
     let make = async |first: &mut Session| Plan::make(options, &peer, first).await;

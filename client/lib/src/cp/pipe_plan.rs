@@ -1,5 +1,5 @@
-//! Copies from and to a pipe, as the user asked for them: what makes sense, and
-//! what becomes work for a session.
+//! Plans copies from standard input and to standard output: checks that the options make sense, and
+//! turns them into work.
 
 use crate::cp::plan::Plan;
 use crate::cp::{CopyOptions, remote};
@@ -13,7 +13,7 @@ use verbatim_engine::transfer::pipe_transfer::{FromPipe, ToPipe};
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Code, Fault};
 
-/// Checks that a pipe is used alone.
+/// Rejects options that do not apply to a pipe, and more than one source.
 pub(crate) fn check(options: &CopyOptions) -> Result<(), CopyError> {
     let usage = |cause: &str, hint: &str| {
         Err(CopyError::Usage { cause: cause.into(), hint: Some(hint.into()) })
@@ -74,7 +74,7 @@ impl Plan {
     ) -> Result<(), CopyError> {
         let is_folder = match session.stat(&target.path).await? {
             Ok(entry) => entry.kind == EntryKind::Folder,
-            // No such file may be what is asked for; no such export never is.
+            // A missing file may be created; a missing export cannot be.
             Err(fault) if fault.code == Code::NotFound && !target.path.parent().is_root() => false,
             Err(fault) => return Err(ClientError::Fault(fault).into()),
         };

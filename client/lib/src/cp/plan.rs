@@ -1,6 +1,5 @@
-//! What a copy moves: each source that the user named, looked at on its side, becomes a
-//! download or an upload with its place in the target, by the rules of cp. What cannot be
-//! copied is a failure of the plan, and the rest is copied.
+//! Plans a copy: stats each source and chooses its target path by the rules of cp. A source that
+//! cannot be copied becomes a failure of the plan; the others are copied.
 
 use crate::cp::glob;
 use crate::cp::{CopyOptions, remote};
@@ -31,19 +30,19 @@ use verbatim_proto::{Code, Fault, Resolution, WirePath};
 
 /// The work of a copy.
 pub(crate) struct Plan {
-    /// Who serves, for what fails.
+    /// The server, for failures.
     peer: String,
     pub(crate) work: Vec<Work>,
-    /// What cannot be copied, found before the copy begins.
+    /// Failures found before the copy begins.
     pub(crate) failures: Vec<Failure>,
-    /// Which source goes where.
+    /// The names that sources have claimed in the target folder.
     pub(crate) target_names: TargetNames,
-    /// How finely the target keeps times, where that matters.
+    /// The resolution of timestamps at the target, if the policy compares them.
     pub(crate) resolution: Resolution,
 }
 
 impl Plan {
-    /// Finds out what there is to copy.
+    /// Plans the work of a copy.
     pub(crate) async fn make(
         options: &CopyOptions,
         peer: &str,
@@ -118,8 +117,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Looks at all sources, and finds what those with wildcards stand for. Returns also how
-    /// many sources there are, those that cannot be copied included.
+    /// Stats all sources and expands their wildcards. Returns also the number of sources, with the
+    /// failed ones.
     async fn find_sources(
         &mut self,
         options: &CopyOptions,
@@ -189,7 +188,7 @@ impl Plan {
         let state = match session.stat(&target.path).await? {
             Ok(entry) if entry.kind == EntryKind::Folder => TargetKind::Folder,
             Ok(_) => TargetKind::File,
-            // No such file may be what is asked for; no such export never is.
+            // A missing file may be created; a missing export cannot be.
             Err(fault) if fault.code == Code::NotFound && !target.path.parent().is_root() => {
                 TargetKind::Missing
             }
@@ -224,7 +223,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Where a source of this machine goes; nowhere, if it is left out or was named before.
+    /// The remote path of a local source; `None` if it is excluded or a duplicate.
     fn place_of(
         &mut self,
         path: &Path,
@@ -261,7 +260,7 @@ impl Plan {
         let label = path.display().to_string();
         self.work.push(match entry.kind {
             EntryKind::Folder => {
-                // Only who may read it anyway has links of his own tree followed out of it.
+                // Links out of the tree are followed only if the user asked for it.
                 let folder = if follow { Folder::open_free(path)? } else { Folder::open(path)? };
                 Work::UploadTree(LocalTree { folder: Arc::new(folder), remote, label })
             }

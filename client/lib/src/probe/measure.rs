@@ -1,6 +1,6 @@
-//! Drives links that carry nothing but a probe: how long small operations take, and
-//! what large ones carry, by size and by number of links; and what this machine
-//! does by itself. Blocks, for a bounded time: a link that stops is given up.
+//! Measures links with probe operations: the latency of small ones, the rate of large ones by size
+//! and number of links. Also measures this machine alone. Blocks for a bounded time: a link that
+//! stalls is given up.
 
 use crate::probe::{Latency, LocalRates, Measured, Operation, Rate};
 use hdrhistogram::Histogram;
@@ -15,47 +15,47 @@ use verbatim_proto::Digest;
 /// Operations in flight on each link.
 pub const DEPTH: usize = 3;
 
-/// What one rate is measured for.
+/// The duration of one rate measurement.
 const RATE_TIME: Duration = Duration::from_millis(200);
 
-/// What one latency is measured for, and of how many at most.
+/// The duration of one latency measurement, and its most operations.
 const LATENCY_TIME: Duration = Duration::from_millis(400);
 const LATENCY_COUNT_MAX: u64 = 2000;
 
-/// The first ones register memory and wake threads up.
+/// The first operations register memory and wake threads up, so they are not counted.
 const WARM_COUNT: u64 = 5;
 
-/// Bytes of an operation whose latency is measured.
+/// The size of an operation whose latency is measured.
 pub const SMALL_BYTES: usize = 8;
 
-/// How long a link may be silent with something under way.
+/// How long a link may stall with an operation in flight.
 const STALL_TIME_MAX: Duration = Duration::from_secs(6);
 
-/// Sizes whose rate is measured over one link; the last over more links too.
+/// Sizes measured over one link; the last one also over several.
 const SIZES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
 
 /// Numbers of links that the last size is measured over.
 const LINKS: [usize; 2] = [2, 4];
 
-/// The longest wait before links are looked at again.
+/// The longest wait before links are polled again.
 const WAKE_MAX: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
-/// Memory of the server.
+/// Memory that the server lends for the probe.
 pub struct Memory {
-    /// What may be read.
+    /// The range to read.
     pub read: RemoteRange,
-    /// What may be written.
+    /// The range to write.
     pub write: RemoteRange,
-    /// How long both are; `SMALL_BYTES` at least.
+    /// The length of both ranges, at least `SMALL_BYTES`.
     pub bytes: usize,
 }
 
-/// A link, and the buffers that are not under way.
+/// A link, and its free buffers.
 pub struct ProbeLink {
     link: Box<dyn Link>,
     spare: Vec<Buffer>,
     in_flight: usize,
-    /// What the next operation is called.
+    /// The ticket number of the next operation.
     next: u64,
 }
 
@@ -90,7 +90,7 @@ impl ProbeLink {
         Ok(true)
     }
 
-    /// Takes what ended; says how many did.
+    /// Takes the completed operations. Returns their number.
     fn take(&mut self, completions: &mut Vec<Completion>) -> Result<u64, FabricError> {
         self.link.poll(completions)?;
         let mut count = 0;
@@ -106,7 +106,7 @@ impl ProbeLink {
     }
 }
 
-/// Measures everything over these links.
+/// Measures latencies and rates over these links.
 pub fn links(mut probe_links: Vec<ProbeLink>, memory: &Memory) -> Result<Measured, FabricError> {
     let carrier = probe_links
         .first()
@@ -125,7 +125,8 @@ pub fn links(mut probe_links: Vec<ProbeLink>, memory: &Memory) -> Result<Measure
     Ok(measured)
 }
 
-/// What rates are measured of: sizes that fit what the server lent, over links that there are.
+/// The combinations of size and links to measure: sizes that fit the lent memory, over existing
+/// links.
 fn grid(bytes_max: usize, links_max: usize) -> Vec<(usize, usize)> {
     let sizes = SIZES.iter().copied().filter(|&bytes| bytes <= bytes_max);
     let more = sizes.clone().max().into_iter().flat_map(|most| LINKS.map(|links| (most, links)));
@@ -133,7 +134,7 @@ fn grid(bytes_max: usize, links_max: usize) -> Vec<(usize, usize)> {
     all.filter(|&(_, links)| links <= links_max).collect()
 }
 
-/// Whether a few bytes can be read over a link.
+/// Checks that a few bytes can be read over a link.
 pub fn reads_small(mut probe_link: ProbeLink, memory: &Memory) -> Result<(), FabricError> {
     probe_link.submit(Operation::Read, memory, SMALL_BYTES)?;
     wait(std::slice::from_mut(&mut probe_link), 1).map(drop)
@@ -167,14 +168,14 @@ fn latency(
     })
 }
 
-/// Bytes a second, with as much under way as links take.
+/// Measures the rate in bytes per second, with a full queue on each link.
 fn rate(
     probe_links: &mut [ProbeLink],
     way: Operation,
     memory: &Memory,
     bytes: usize,
 ) -> Result<f64, FabricError> {
-    // Once without a clock: buffers are made and registered.
+    // Runs once without the clock: this allocates and registers buffers.
     fill(probe_links, way, memory, bytes)?;
     drain(probe_links)?;
     let begin = Instant::now();
@@ -204,7 +205,7 @@ fn drain(probe_links: &mut [ProbeLink]) -> Result<u64, FabricError> {
     wait(probe_links, left)
 }
 
-/// Waits until so many operations have ended; says how many have.
+/// Waits until this many operations have completed. Returns how many have.
 fn wait(probe_links: &mut [ProbeLink], wanted: u64) -> Result<u64, FabricError> {
     let (mut count, mut heard) = (0, Instant::now());
     let mut completions = Vec::new();
@@ -226,7 +227,7 @@ fn wait(probe_links: &mut [ProbeLink], wanted: u64) -> Result<u64, FabricError> 
     Ok(count)
 }
 
-/// Sleeps until a link has something, or a little while.
+/// Sleeps until a link is ready, or for a short time.
 fn sleep(probe_links: &[ProbeLink]) {
     let wakes = probe_links.iter().map(|probe_link| probe_link.link.wake());
     let mut fds: Vec<_> = wakes
@@ -236,20 +237,20 @@ fn sleep(probe_links: &[ProbeLink]) {
             wake.fd.map(|fd| PollFd::from_borrowed_fd(fd, readable | writable))
         })
         .collect();
-    // A signal wakes as well as data does.
+    // A signal may wake it as well.
     let _ = poll(&mut fds, Some(&WAKE_MAX));
 }
 
-/// What one thing of this machine is measured for.
+/// The duration of one measurement of this machine.
 const OWN_TIME: Duration = Duration::from_millis(150);
 
-/// Bytes that are written to measure a disk.
+/// Bytes written to measure a disk.
 const DISK_BYTES: usize = 64 << 20;
 
-/// Bytes of one step of all of these.
+/// The block size of these measurements.
 const BLOCK_BYTES: usize = 8 << 20;
 
-/// Measures what this machine does by itself, but for its disks.
+/// Measures the rates of this machine, except for its disks.
 pub fn own() -> LocalRates {
     let block = vec![0x5a_u8; BLOCK_BYTES];
     let mut copy = vec![0_u8; block.len()];
@@ -272,7 +273,7 @@ pub fn own() -> LocalRates {
     LocalRates { hash, memory, cores: processors(), ..LocalRates::default() }
 }
 
-/// Writes a file without a name, and waits until it is on the disk: for ever, where that hangs.
+/// Measures writing an unnamed file to disk; blocks for ever if the file system hangs.
 pub fn disk(folder: &Path) -> std::io::Result<f64> {
     let block = vec![0x5a_u8; BLOCK_BYTES];
     let mut file = tempfile::tempfile_in(folder)?;
@@ -289,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_fits_the_memory_of_the_server_is_measured() {
+    fn only_sizes_that_fit_the_lent_memory_are_measured() {
         assert_eq!(grid(1 << 20, 2), [(4 << 10, 1), (64 << 10, 1), (1 << 20, 1), (1 << 20, 2)]);
         assert_eq!(grid(64 << 10, 4).last(), Some(&(64 << 10, 4)));
         assert_eq!(grid((4 << 10) - 1, 4), []);

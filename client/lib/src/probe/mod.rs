@@ -1,8 +1,7 @@
-//! Tries the way to a server for real: the name, the route, the door, and each
-//! transport with memory that the server lends for it. Every step has a deadline.
-//! `wire` makes the links, `measure` drives them, `packets` tells how large those on
-//! the way may be, `verdict` says what follows from
-//! it; `rdma-doctor` prints it. Copies nothing.
+//! Tests the path to a server step by step: name, route, handshake, and each transport with memory
+//! that the server lends. Every step has a deadline. `wire` connects the links, `measure` drives
+//! them, `packets` reads the path MTU, `verdict` draws conclusions; `rdma-doctor` prints them.
+//! Copies nothing.
 
 mod measure;
 mod packets;
@@ -20,94 +19,94 @@ use verbatim_fabric::ports::{Machine, local_address_towards};
 use verbatim_fabric::verbs;
 use verbatim_proto::WirePath;
 
-/// How long finding the server's address may take.
+/// The deadline of the name lookup.
 const RESOLVE_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How long connecting to it may take, whatever copies allow.
+/// The deadline of the connection, even if the options allow more.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(15);
 
-/// How long writing to a disk may take.
+/// The deadline of the disk measurement.
 const DISK_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// What was found out about the way to a server.
+/// The results of testing the path to a server.
 #[derive(Clone, Debug, Default)]
 pub struct Examination {
     /// The server, as the user named it.
     pub peer: String,
-    /// How data gets there.
+    /// The route of the data.
     pub route: Option<Route>,
-    /// How it let us in.
+    /// The handshake with the server.
     pub handshake: Option<Handshake>,
-    /// What is in the way before any transport can be tried.
+    /// The failure that prevented testing any transport.
     pub trouble: Option<ProbeFailure>,
-    /// Each transport, the one that copies prefer first.
+    /// The results of each transport; the one that copies prefer comes first.
     pub tried: Vec<TransportProbe>,
-    /// How large packets on the way may be; asked when something large was sent.
+    /// The path MTU, known after large packets were sent.
     pub packets: Option<Packets>,
-    /// What this machine does by itself.
+    /// The rates of this machine alone.
     pub own: LocalRates,
-    /// Why its disk was not measured, where that was wanted.
+    /// Why its disk could not be measured, if the user asked for that.
     pub no_disk: Option<String>,
 }
 
-/// How data gets to the server.
+/// The route to the server.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// The addresses of its name.
+    /// The addresses that the name resolves to.
     pub addresses: Vec<IpAddr>,
-    /// How long that took to find out.
+    /// How long the name lookup took.
     pub resolved_in: Duration,
-    /// Where we would send from.
+    /// The local address.
     pub local: Option<IpAddr>,
-    /// The network device of that, as far as it is known.
+    /// The network device of the local address, if it is known.
     pub netdev: Option<String>,
 }
 
-/// How the server let us in.
+/// The handshake with the server.
 #[derive(Clone, Debug)]
 pub struct Handshake {
-    /// Which of its addresses.
+    /// The address of the server.
     pub address: SocketAddr,
-    /// TCP, TLS, trust and token together.
+    /// The time for TCP, TLS, trust and token together.
     pub opened_in: Duration,
-    /// Its program and version.
+    /// The program and version of the server.
     pub agent: String,
-    /// Who it is.
+    /// The fingerprint of the server's key.
     pub fingerprint: String,
 }
 
-/// What went wrong, and what to do about it.
+/// A failed step, with a hint.
 #[derive(Clone, Debug)]
 pub struct ProbeFailure {
-    /// What was being done.
+    /// The step that failed.
     pub step: &'static str,
-    /// What went wrong.
+    /// The cause.
     pub cause: String,
-    /// What to do about it.
+    /// The next step for the user.
     pub hint: Option<String>,
 }
 
-/// A transport that was tried.
+/// The result of testing one transport.
 #[derive(Clone, Debug)]
 pub struct TransportProbe {
     /// `verbs` or `tcp`.
     pub transport: &'static str,
-    /// What it does, or why it does nothing.
+    /// The measurements, or the failure.
     pub outcome: Result<Measured, ProbeFailure>,
 }
 
-/// What a transport does.
+/// The measurements of one transport.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// What carried it: `verbs mlx5_0/1`.
+    /// The transport and the port, such as `verbs mlx5_0/1`.
     pub carrier: String,
-    /// How long small operations take.
+    /// The latencies of small operations.
     pub latencies: Vec<Latency>,
-    /// What large ones carry.
+    /// The rates of large operations.
     pub rates: Vec<Rate>,
 }
 
-/// Which operation.
+/// The direction of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// One-sided READ.
@@ -117,7 +116,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The word for it.
+    /// The name of the operation.
     pub fn word(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -126,51 +125,51 @@ impl Operation {
     }
 }
 
-/// How long one operation takes, in nanoseconds.
+/// The latency of one operation, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Latency {
-    /// Which operation.
+    /// The operation.
     pub way: Operation,
-    /// How many were measured.
+    /// The number of measured operations.
     pub count: u64,
-    /// Half of them took at most this.
+    /// The median.
     pub p50: u64,
-    /// Nine in ten.
+    /// The 90th percentile.
     pub p90: u64,
-    /// All but one in a hundred.
+    /// The 99th percentile.
     pub p99: u64,
-    /// All of them.
+    /// The maximum.
     pub max: u64,
 }
 
-/// What operations carry.
+/// The rate of one combination of operation, size and links.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
-    /// Which operation.
+    /// The operation.
     pub way: Operation,
-    /// How long each is.
+    /// The size of an operation.
     pub bytes: usize,
-    /// Over how many links.
+    /// The number of links.
     pub links: usize,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_second: f64,
 }
 
-/// What this machine does by itself, in bytes a second; 0 is unknown.
+/// The rates of this machine alone, in bytes per second; 0 if unknown.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LocalRates {
-    /// Hashing, by one core.
+    /// Hashing on one core.
     pub hash: f64,
-    /// Copying memory, by one core.
+    /// Copying memory on one core.
     pub memory: f64,
-    /// Writing to the disk that was named.
+    /// Writing to the disk that the user named.
     pub disk: f64,
-    /// How many cores this process may use.
+    /// The number of cores that this process may use.
     pub cores: usize,
 }
 
-/// Tries everything. Where `path` names an export, transports are tried as copies of that one
-/// would use them. `disk` is a folder whose disk is measured too.
+/// Tests the path to a server. If `path` names an export, tests the transports that copies of this
+/// export would use. `disk` is a folder whose disk is measured.
 pub async fn examine(
     options: &SessionOptions,
     path: &WirePath,
@@ -202,7 +201,7 @@ pub async fn examine(
     let began = Instant::now();
     let connection = match connect(&options.connect).await {
         Ok(connection) => connection,
-        // Somebody at the terminal may vouch for it.
+        // The caller may ask the user whether to trust the key.
         Err(error @ ControlError::NotTrusted { .. }) => return Err(error),
         Err(error) => {
             let hint = error.hint();
@@ -240,7 +239,8 @@ pub async fn examine(
     Ok(found)
 }
 
-/// Does something that a file system may hang in, on a thread that is left behind then.
+/// Runs work that a hanging file system may block, on a thread that is abandoned after the
+/// deadline.
 async fn bounded<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
@@ -259,7 +259,7 @@ impl Examination {
     }
 }
 
-/// The same options for one transport, on one port: rails are tried one by one.
+/// The options for one transport and one port: rails are tested one by one.
 fn with(options: &SessionOptions, transport: Transport, local: Option<IpAddr>) -> SessionOptions {
     let mut wish = options.carrier.wish.clone();
     wish.local = wish.local.or(local);
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_file_system_that_hangs_is_waited_for_no_longer_than_so_long() {
+    async fn a_hanging_file_system_is_abandoned_at_the_deadline() {
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let hanging = bounded(Duration::from_millis(10), move || Ok(ended.recv().is_ok()));
         assert_eq!(hanging.await, Err("no answer in 0 s".into()));

@@ -1,19 +1,19 @@
-//! The largest packets that get to a server, as the kernel has learnt it from those
-//! that came back as too large. Sends nothing: asked after something large was sent.
+//! Reads the path MTU to a server from the kernel, which learns it from packets that were too
+//! large. Sends nothing, so large packets must have been sent before.
 
 use rustix::net::sockopt::{ip_mtu, ipv6_mtu};
 use std::net::{SocketAddr, UdpSocket};
 
-/// Bytes of packets.
+/// Packet sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packets {
-    /// Of those that get there.
+    /// The path MTU.
     pub path: u32,
-    /// Of those that the network device takes.
+    /// The MTU of the network device.
     pub netdev: u32,
 }
 
-/// What is known of the way to this address by this network device.
+/// The packet sizes towards this address, over this network device.
 pub fn towards(peer: SocketAddr, netdev: &str) -> Option<Packets> {
     let any: SocketAddr = match peer {
         SocketAddr::V4(_) => "0.0.0.0:0".parse().ok()?,

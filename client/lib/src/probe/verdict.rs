@@ -1,17 +1,17 @@
-//! What follows from an examination: findings, and the verdict of which path a copy
-//! would take and what limits it. Pure.
+//! Conclusions from an examination: findings, the transport that a copy would use, and its
+//! bottleneck. Pure.
 
 use crate::probe::{Examination, Measured, Operation, Packets, ProbeFailure, TransportProbe};
 use verbatim_doctor::{Finding, Fix, Severity};
 use verbatim_fabric::ports::Machine;
 
-/// Streams of a copy: as many cores hash.
+/// The streams of a copy: this many cores hash.
 const STREAMS: usize = 4;
 
-/// A link that carries less than one part in so many of its port's rate is slow.
+/// A link is slow if it carries less than the rate of its port divided by this.
 const SLOW_RATIO: f64 = 2.0;
 
-/// What is not as it should be between here and the server.
+/// The problems on the path to the server.
 pub fn findings(found: &Examination, machine: &Machine) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(trouble) = &found.trouble {
@@ -48,7 +48,7 @@ fn unreached(found: &Examination, trouble: &ProbeFailure) -> Finding {
     }
 }
 
-/// Whether the way to the server is by a network without RDMA, though there is one with.
+/// Reports a route over a network without RDMA, while another network has RDMA ports.
 fn other_network(found: &Examination, machine: &Machine) -> Option<Finding> {
     let route = found.route.as_ref()?;
     let netdev = route.netdev.as_ref()?;
@@ -75,7 +75,7 @@ fn other_network(found: &Examination, machine: &Machine) -> Option<Finding> {
     })
 }
 
-/// Whether something on the way takes smaller packets than the network device here.
+/// Reports a path MTU below that of the network device.
 fn small_packets(found: &Examination) -> Option<Finding> {
     let Packets { path, netdev } = found.packets?;
     let name = found.route.as_ref()?.netdev.as_ref()?;
@@ -92,7 +92,7 @@ fn small_packets(found: &Examination) -> Option<Finding> {
     })
 }
 
-/// Why a transport carries nothing. That this machine has no device is told elsewhere.
+/// Reports a transport that does not work. A machine without devices is reported elsewhere.
 fn untried(
     found: &Examination,
     tried: &TransportProbe,
@@ -108,7 +108,7 @@ fn untried(
         "sealed" => "encrypted",
         _ => "transport",
     };
-    // That data is to be encrypted is somebody's choice, and no fault.
+    // Encryption is a choice of the administrator, and not a fault.
     let severity = if check == "encrypted" { Severity::Limits } else { Severity::Blocks };
     Some(Finding {
         check,
@@ -124,11 +124,11 @@ fn untried(
     })
 }
 
-/// A real device that carries much less than its port could.
+/// Reports a hardware device that is much slower than its port.
 fn slow(measured: &Measured, machine: &Machine) -> Option<Finding> {
     let (_, place) = measured.carrier.split_once(' ')?;
     let (name, number) = place.split_once('/')?;
-    // A device in software is as quick as the processor lets it be.
+    // A software device is limited by the processor.
     let device = machine.devices.iter().find(|it| it.name == name && it.pci.is_some())?;
     let port = device.ports.iter().find(|it| it.number.to_string() == number)?;
     let (best, could) = (best(measured, Operation::Read)?, f64::from(port.rate_mbit) * 1e6 / 8.0);
@@ -147,24 +147,24 @@ fn slow(measured: &Measured, machine: &Machine) -> Option<Finding> {
     })
 }
 
-/// The most that any of the measured shapes carried.
+/// The highest rate of an operation.
 pub fn best(measured: &Measured, way: Operation) -> Option<f64> {
     let rates = measured.rates.iter().filter(|rate| rate.way == way);
     rates.map(|rate| rate.bytes_per_second).max_by(f64::total_cmp)
 }
 
-/// Which path a copy would take, and what limits it.
+/// The transport that a copy would use, and its bottleneck.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// `verbs mlx5_0/1`, `tcp`.
+    /// The transport, such as `verbs mlx5_0/1` or `tcp`.
     pub path: String,
-    /// `link`, `hash`, `memory` or `disk`.
+    /// The bottleneck: `link`, `hash`, `memory` or `disk`.
     pub limited_by: &'static str,
-    /// How much that lets through, in bytes a second.
+    /// The rate of the bottleneck, in bytes per second.
     pub bytes_per_second: f64,
 }
 
-/// The verdict on copies from the server; none where nothing moves.
+/// The verdict on downloads; `None` if no transport works.
 pub fn verdict(found: &Examination) -> Option<Verdict> {
     let measured = found.tried.iter().find_map(|tried| tried.outcome.as_ref().ok())?;
     let cores = found.own.cores.clamp(1, STREAMS) as f64;
@@ -174,7 +174,7 @@ pub fn verdict(found: &Examination) -> Option<Verdict> {
         ("memory", found.own.memory * cores),
         ("disk", found.own.disk),
     ];
-    // What was not measured is 0, and limits nothing.
+    // A rate that was not measured is 0, and no bottleneck.
     let known = limits.into_iter().filter(|(_, rate)| *rate > 0.0);
     let (limited_by, bytes_per_second) = known.min_by(|(_, a), (_, b)| a.total_cmp(b))?;
     Some(Verdict { path: measured.carrier.clone(), limited_by, bytes_per_second })
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_part_of_the_way_limits_a_copy() {
+    fn the_lowest_rate_is_the_bottleneck_of_a_copy() {
         let own = LocalRates { hash: 3e9, memory: 9e9, disk: 0.0, cores: 2 };
         let mut found =
             Examination { own, tried: vec![tried("verbs", 12.0)], ..Default::default() };
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_has_a_check_of_its_own() {
+    fn each_failed_step_has_a_check_of_its_own() {
         let of = |tried| checks(&Examination { tried: vec![tried], ..Default::default() });
         assert_eq!(of(failed("mtu")), ["path-mtu"]);
         assert_eq!(of(failed("attach")), ["server-rdma"]);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_that_shrink_on_the_way_are_told() {
+    fn a_path_mtu_below_that_of_the_device_is_reported() {
         let route = Route {
             addresses: Vec::new(),
             resolved_in: std::time::Duration::ZERO,
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_by_the_slow_network_is_told() {
+    fn a_route_over_a_network_without_rdma_is_reported() {
         let way = |netdev: &str, local: &str| {
             let route = Route {
                 addresses: Vec::new(),

@@ -1,6 +1,6 @@
-//! A session that makes links and moves nothing but a probe: connect, attach, ask
-//! for memory, hand all of it to `measure`. One at a time for each transport, so
-//! that none shares a device or a socket with another.
+//! A session that only probes: connects, attaches links, borrows memory of the server, and hands
+//! both to `measure`. Transports are tested one after the other, so that none shares a device or a
+//! socket.
 
 use crate::SessionOptions;
 use crate::probe::measure;
@@ -16,16 +16,16 @@ use verbatim_proto::message::{JoinSecret, LinkAnswer, RailAnswer, SealedAnswer, 
 use verbatim_proto::probing::{PROBE_BYTES_MAX, ProbeRequest};
 use verbatim_proto::{ClientMessage, LinkId, Look, WirePath};
 
-/// Links that are tried together at most.
+/// The most links tested together.
 const LINKS_MAX: u16 = 4;
 
-/// How long the server may take for one answer.
+/// The deadline of one answer of the server.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(15);
 
-/// How long saying goodbye may take.
+/// The deadline of the goodbye.
 const BYE_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Says goodbye; the server notices either way.
+/// Says goodbye; the server notices the end in any case.
 pub async fn say_goodbye(mut connection: Connection) {
     let bye = async {
         let _ = connection.sender.send(&ClientMessage::Bye).await;
@@ -34,7 +34,7 @@ pub async fn say_goodbye(mut connection: Connection) {
     let _ = timeout(BYE_TIME_MAX, bye).await;
 }
 
-/// Tries a transport with up to four links.
+/// Tests a transport with up to four links.
 pub async fn try_transport(
     options: &SessionOptions,
     path: &WirePath,
@@ -70,7 +70,7 @@ struct Wire {
 }
 
 impl Wire {
-    /// Names the export that copies would be of: what it allows decides what links may be.
+    /// Names an export to the server, because its rules decide which links are permitted.
     async fn name(&mut self, path: &WirePath) -> Result<(), ProbeFailure> {
         if path.is_root() {
             return Ok(());
@@ -104,7 +104,7 @@ impl Wire {
         let mut links = vec![first];
         let links_max = LINKS_MAX.min(self.connection.welcome.links_max);
         for index in 1..links_max {
-            // Fewer will do: a server may give one client fewer queue pairs.
+            // Fewer links suffice: a server may limit the queue pairs of one client.
             let Ok(made) = self.attach(index).await else { break };
             match made {
                 Made::Link(link) => links.push(link),
@@ -126,8 +126,8 @@ impl Wire {
         measured.map_err(|error| trouble(step_of(transport), &error))
     }
 
-    /// A page did not arrive over a new link. Whether a few bytes do tells a path that drops
-    /// large packets from one that carries nothing.
+    /// Diagnoses a new link over which a page did not arrive. If a few bytes do, the path drops
+    /// large packets.
     async fn diagnose_unproven(&mut self, error: FabricError) -> ProbeFailure {
         let dead = trouble("verbs", &error);
         let Ok(Made::Unproven(second)) = self.attach(1).await else { return dead };
@@ -178,7 +178,7 @@ impl Wire {
                 made.map(|it| Made::Unproven(Box::new(it)))
                     .map_err(|error| trouble("verbs", &error))
             }
-            // An export of this client demands it: there is no RDMA inside TLS.
+            // An export of this client requires encryption: TLS excludes RDMA.
             LinkAnswer::Sealed(SealedAnswer { reason, .. }) if self.carrier.is_verbs() => {
                 let hint = "nothing to mend where that is meant to be; of an export that need not \
                             be encrypted: rdma-doctor HOST:/EXPORT";
@@ -197,7 +197,7 @@ impl Wire {
         }
     }
 
-    /// Asks for memory to read and write.
+    /// Borrows memory of the server to read and write.
     async fn lend(&mut self, index: u16) -> Result<Memory, ProbeFailure> {
         let request = ProbeRequest { link: LinkId { index, epoch: 0 }, bytes: PROBE_BYTES_MAX };
         self.send(ClientMessage::Probe(request)).await?;
@@ -238,7 +238,7 @@ impl Wire {
         }
     }
 
-    /// Waits for one kind of answer, and passes others by.
+    /// Waits for one kind of answer and ignores others.
     async fn receive<T>(
         &mut self,
         mut wanted: impl FnMut(ServerMessage) -> Option<T>,
@@ -262,7 +262,7 @@ impl Wire {
     }
 }
 
-/// A link that the server has made its half of.
+/// A link that the server has attached.
 enum Made {
     Link(Box<dyn Link>),
     Unproven(Box<UnprovenLink>),

@@ -1,12 +1,11 @@
-//! What is known of a thing in a tree: what it is, how large, when it changed, whose it
-//! is, and which other names lead to it. Small and copied: a million of them are kept.
-//! Pure; made of what the server says.
+//! Attributes of an entry of a remote tree: kind, size, times, owner, hard links. Small and `Copy`,
+//! because a mount keeps a million of them. Pure.
 
 use std::num::NonZeroU64;
 use verbatim_proto::Ties;
 use verbatim_proto::message::{Entry, EntryKind};
 
-/// What a thing in a folder is.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
@@ -19,50 +18,50 @@ pub enum Kind {
     Special,
 }
 
-/// What is known of it.
+/// The attributes of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// What it is.
+    /// The kind.
     pub kind: Kind,
     /// The permission bits.
     pub mode: u16,
-    /// How many bytes a file has, or the target of a link.
+    /// The size of a file, or the length of a link's target.
     pub size: u64,
-    /// When its content changed, in nanoseconds since 1970.
+    /// The modification time, in nanoseconds since 1970.
     pub mtime_ns: i64,
-    /// How many names it has.
+    /// The number of hard links.
     pub names: u32,
-    /// Whose it is, and which file.
+    /// The owner, and the identity of the inode.
     pub tied: OwnerAndInode,
 }
 
-/// Whose something is, and which file a name of several leads to.
+/// The owner of an entry, and the identity of an inode with several names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OwnerAndInode {
-    /// The file, the same for all of its names and in every run.
+    /// The inode, the same for all of its names and in every run.
     pub file: Option<NonZeroU64>,
-    /// The version that it has; none while a later write could hide.
+    /// The version of the inode; `None` while a later write might not change it.
     pub version: Option<NonZeroU64>,
-    /// The number of the owner.
+    /// The user id.
     pub uid: u32,
-    /// The number of the group.
+    /// The group id.
     pub gid: u32,
 }
 
-/// What the server says of something that was looked at.
+/// The stat of an entry.
 #[derive(Clone, Debug)]
 pub struct StatInfo {
-    /// What it is.
+    /// The entry.
     pub entry: Entry,
-    /// Whose it is, where the server tells that.
+    /// The owner and the hard links, if the server sends them.
     pub ties: Option<Ties>,
 }
 
-/// The number of nobody, by the rules of chown.
+/// The id of no user, as in chown(2).
 const NOBODY: u32 = u32::MAX;
 
 impl Facts {
-    /// What the server says of an entry.
+    /// The attributes of an entry.
     pub fn of(entry: &Entry, ties: Option<&Ties>) -> Self {
         let (kind, size) = match &entry.kind {
             EntryKind::File => (Kind::File, entry.size),
@@ -75,17 +74,17 @@ impl Facts {
         Self { kind, mode, size, mtime_ns, names, tied: OwnerAndInode::of(ties) }
     }
 
-    /// Something of which little is known.
+    /// Attributes without owner and hard links.
     pub fn unknown(kind: Kind, mode: u16, size: u64, mtime_ns: i64) -> Self {
         Self { kind, mode, size, mtime_ns, names: usual_names(kind), tied: OwnerAndInode::of(None) }
     }
 
-    /// Whose it is, if that is known.
+    /// The user and group ids, if known.
     pub fn owner(&self) -> Option<(u32, u32)> {
         (self.tied.uid != NOBODY).then_some((self.tied.uid, self.tied.gid))
     }
 
-    /// The same, of a file that has no other name.
+    /// The same attributes, as of an inode with one name.
     pub fn alone(mut self) -> Self {
         if self.tied.file.is_some() {
             (self.tied.file, self.tied.version, self.names) = (None, None, 1);
@@ -93,12 +92,12 @@ impl Facts {
         self
     }
 
-    /// Whether a version that something has now may be this.
+    /// Whether these attributes may belong to this version.
     pub fn may_be(&self, version: u64) -> bool {
         self.tied.version.is_none_or(|told| told.get() == version)
     }
 
-    /// The file that several names lead to, if its version is known.
+    /// The inode, if it has several names and a known version.
     pub fn shared(&self) -> Option<NonZeroU64> {
         self.tied.version.and(self.tied.file)
     }
@@ -115,13 +114,13 @@ impl OwnerAndInode {
 }
 
 impl StatInfo {
-    /// What is known of it.
+    /// The attributes of the entry.
     pub fn facts(&self) -> Facts {
         Facts::of(&self.entry, self.ties.as_ref())
     }
 }
 
-/// A folder is in the one above it, and in itself.
+/// A folder has two links: its name, and its own `.`.
 fn usual_names(kind: Kind) -> u32 {
     if kind == Kind::Folder { 2 } else { 1 }
 }

@@ -1,7 +1,7 @@
-//! What is in a folder, packed: names in one piece of memory, sorted, with what is
-//! known of each; where a link points to follows its name. Whose things are is kept once
-//! for all that are alike. Made page by page by a session, then only read, and written as
-//! bytes for who asks while the server is away. Pure.
+//! The packed listing of a folder. One block of memory has the sorted names, each followed by the
+//! target of a symbolic link; equal owners are stored once. A session builds it page by page; then
+//! it is read-only. It can be encoded for a cache that serves mounts while the server is away.
+//! Pure.
 
 use crate::remote_fs::attributes::{Facts, Kind, OwnerAndInode, StatInfo};
 use std::collections::HashMap;
@@ -12,23 +12,23 @@ use verbatim_proto::{Code, Fault, Ties, WirePath};
 /// The most entries of one folder.
 pub const LISTING_ENTRIES_MAX: usize = 4 << 20;
 
-/// The most that a listing takes when it is written, which is about what it takes in memory.
+/// The longest encoded listing, about the size in memory.
 pub const LISTING_BYTES_MAX: usize = if cfg!(test) { 1 << 20 } else { 512 << 20 };
 
-/// The longest target of a symbolic link that any kernel has.
+/// The longest target of a symbolic link in any kernel.
 const TARGET_BYTES_MAX: usize = 4095;
 
-/// A folder.
+/// The listing of a folder.
 #[derive(Debug, Default)]
 pub struct Listing {
     names: Vec<u8>,
     entries: Vec<PackedEntry>,
     owners: Vec<OwnerRow>,
-    /// Where in `owners` something is, while entries are added.
+    /// The index in `owners` of each row, while entries are added.
     owner_index: HashMap<OwnerRow, u32>,
 }
 
-/// An entry; the rest of it is in `names` and `owners`.
+/// An entry; its name and owner are in `names` and `owners`.
 #[derive(Clone, Copy, Debug)]
 struct PackedEntry {
     size: u64,
@@ -40,12 +40,11 @@ struct PackedEntry {
     kind: Kind,
 }
 
-/// Whose something is, and how many names it has.
+/// An owner and inode, and the number of hard links.
 type OwnerRow = (OwnerAndInode, u32);
 
 impl Listing {
-    /// Adds a page, with the ties of each entry where they are known; an error when the folder is
-    /// too large.
+    /// Adds a page, with the owner of each entry if known. Fails if the folder is too large.
     pub fn add(&mut self, page: Vec<Entry>, ties: &[Option<Ties>]) -> Result<(), Fault> {
         for (at, entry) in page.into_iter().enumerate() {
             let start = u32::try_from(self.names.len()).ok();
@@ -57,11 +56,11 @@ impl Listing {
                 let text = format!("the names in the folder take more than {LISTING_BYTES_MAX} B");
                 return Err(Fault::new(Code::Limit, text));
             }
-            // What is not in the folder, or the folder itself, is left out.
+            // Leave out entries of other folders, and the folder itself.
             let Some(name) = entry.path.name().filter(|it| *it == entry.path.as_bytes()) else {
                 continue;
             };
-            // A name has a bound that fits.
+            // The length of a name fits: paths are bounded.
             let Ok(len) = u8::try_from(name.len()) else { continue };
             if matches!(&entry.kind, EntryKind::Symlink { target } if !is_target(target)) {
                 continue;
@@ -78,7 +77,7 @@ impl Listing {
         Ok(())
     }
 
-    /// Where this is kept, once for all that are alike. There are no more of them than entries.
+    /// The index of an owner, stored once; there are no more rows than entries.
     fn place(&mut self, owned: OwnerRow) -> u32 {
         *self.owner_index.entry(owned).or_insert_with(|| {
             self.owners.push(owned);
@@ -86,7 +85,7 @@ impl Listing {
         })
     }
 
-    /// Only this, under this name.
+    /// A listing of one entry, under this name.
     pub fn of(name: &[u8], seen: StatInfo) -> Result<Self, Fault> {
         let StatInfo { entry, ties } = seen;
         let mut listing = Self::default();
@@ -95,7 +94,7 @@ impl Listing {
         Ok(listing)
     }
 
-    /// Sorts it: nothing is added any more.
+    /// Sorts the listing. No entry is added afterwards.
     pub fn seal(&mut self) {
         let names = &self.names;
         self.entries.sort_unstable_by(|a, b| name_of(names, a).cmp(name_of(names, b)));
@@ -106,7 +105,7 @@ impl Listing {
         self.owner_index = HashMap::new();
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -122,7 +121,7 @@ impl Listing {
         Some((name_of(&self.names, entry), self.facts(entry)))
     }
 
-    /// What is known of a name.
+    /// The attributes of a name.
     pub fn find(&self, name: &[u8]) -> Option<Facts> {
         self.entry(name).map(|entry| self.facts(entry))
     }
@@ -133,7 +132,7 @@ impl Listing {
         Facts { kind, mode, size, mtime_ns, names, tied }
     }
 
-    /// Where the link of a name points to.
+    /// The target of the symbolic link with this name.
     pub fn target(&self, name: &[u8]) -> Option<&[u8]> {
         let entry = self.entry(name)?;
         let start = entry.start as usize + usize::from(entry.len);
@@ -146,14 +145,13 @@ impl Listing {
         self.entries.get(found.ok()?)
     }
 
-    /// How long `encode` makes it at most.
+    /// The most bytes that `encode` returns.
     pub fn encoded_bytes(&self) -> usize {
         let numbers = self.owners.len() * OWNED_BYTES + self.entries.len() * ENTRY_BYTES;
         4 + self.names.len() + numbers
     }
 
-    /// All of it as bytes: whose things are, then for each entry its numbers, its name, and
-    /// where it points to.
+    /// Encodes the listing: the owners, then the numbers, name and link target of each entry.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.encoded_bytes());
         bytes.extend_from_slice(&(self.owners.len() as u32).to_le_bytes());
@@ -176,7 +174,7 @@ impl Listing {
         bytes
     }
 
-    /// What was written; none when it was not written here.
+    /// Decodes a listing; `None` if the bytes are damaged.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (count, mut bytes) = bytes.split_first_chunk()?;
         let mut listing = Self::default();
@@ -210,11 +208,11 @@ pub fn is_target(target: &[u8]) -> bool {
     (1..=TARGET_BYTES_MAX).contains(&target.len()) && !target.contains(&0)
 }
 
-/// What the numbers of an entry take, and those of an owner.
+/// Encoded bytes of an entry without its name, and of an owner.
 const ENTRY_BYTES: usize = 24;
 const OWNED_BYTES: usize = 28;
 
-/// The kinds by their numbers.
+/// The kinds by their encoded numbers.
 const KINDS: [Kind; 4] = [Kind::File, Kind::Folder, Kind::Symlink, Kind::Special];
 
 fn read_owned(bytes: &[u8; OWNED_BYTES]) -> Option<OwnerRow> {
@@ -238,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again_and_what_is_cut_is_not() {
+    fn an_encoded_listing_decodes_and_a_truncated_one_does_not() {
         let entry = |name: &str, kind, size| {
             let path = WirePath::parse(name.as_bytes()).expect("plain");
             Entry { path, kind, size, mode: 0o751, mtime_ns: -3, meta: None }
@@ -273,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_no_folder_can_have_are_left_out() {
+    fn invalid_entries_are_left_out() {
         let entry = |path: WirePath, kind| {
             let (size, mode, mtime_ns, meta) = (5, 0o107_777, i64::MIN, None);
             Entry { path, kind, size, mode, mtime_ns, meta }
@@ -312,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_in_pages_is_found_by_name_and_in_order() {
+    fn entries_of_several_pages_are_sorted_and_found_by_name() {
         let entry = |name: &str, size| {
             let path = WirePath::parse(name.as_bytes()).expect("plain");
             Entry { path, kind: EntryKind::File, size, mode: 0o100_644, mtime_ns: 3, meta: None }

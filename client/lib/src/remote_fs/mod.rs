@@ -1,5 +1,5 @@
-//! What a server says of its files, for whoever shows them as a file system: attributes of
-//! one, names and attributes of a folder. Values alone; `service` asks for them.
+//! The remote tree as a mount sees it: attributes of entries and listings of folders. Plain values;
+//! `service` requests them.
 
 pub mod attributes;
 pub mod listing;

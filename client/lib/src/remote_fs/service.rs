@@ -1,7 +1,6 @@
-//! A session that answers as it is asked: what is at a path, what is in a folder, a
-//! part of a file. It lives until it breaks, and many questions are under way at a
-//! time. Used by `mount`; whoever asks keeps the deadlines, and asks the next session
-//! when this one is gone.
+//! The file service of a mount: stats, lists and reads over one session, many in flight at a time.
+//! It ends when the session breaks. The callers keep the deadlines and send unanswered requests to
+//! the next session.
 
 use crate::remote_fs::attributes::StatInfo;
 use crate::remote_fs::listing::Listing;
@@ -17,43 +16,42 @@ use verbatim_proto::message::{ClientMessage, Entry, FileId};
 use verbatim_proto::read::{ClientEffect, Fetch, Zero};
 use verbatim_proto::{Code, Digest, Fault, Kept, Look, Scan, Ties, WirePath};
 
-/// Folders whose metadata is asked for at a time, which are scans too.
+/// Metadata requests in flight; each is a scan for the server.
 const DESCRIBES_MAX: usize = 2;
 
-/// Scans that may rest at the server, not at their end, because nobody waits for them any more. It
-/// has room for eight of a session.
+/// The most scans that are abandoned before their end. A server permits a session eight.
 const ABANDONED_SCANS_MAX: usize = 2;
 
-/// Parts that nobody waits for any more and that the server does not end.
+/// The most abandoned reads that the server has not ended.
 const ABANDONED_READS_MAX: usize = 256;
 
-/// Where an answer goes.
+/// The channel for an answer.
 type Answer<T> = oneshot::Sender<Result<T, Fault>>;
 
-/// A question.
+/// A request of a mount.
 pub enum FsRequest {
-    /// What is at this path? A link is not followed.
+    /// Stats a path; does not follow a link.
     Stat(WirePath, Answer<StatInfo>),
-    /// What is in this folder?
+    /// Lists a folder.
     List(WirePath, Answer<Listing>),
-    /// What else is known of this folder: its metadata.
+    /// Reads the metadata of a folder.
     Metadata(WirePath, Answer<Kept>),
-    /// This part of a file. Answered when it is verified and the file did not change.
+    /// Reads a range of a file. Answered once it is verified and the file is unchanged.
     Read(WirePath, Arc<RangeBuffer>, Answer<Kept>),
 }
 
-/// What carries the data of a session.
+/// The transport of a session.
 #[derive(Clone, Debug, Default)]
 pub struct TransportInfo {
-    /// What it moves over, once it does.
+    /// The transport of the links, once one is up.
     pub transport: Option<String>,
-    /// Why that is not RDMA.
+    /// Why it is not RDMA.
     pub reason: Option<String>,
-    /// Requests that were posted to an RDMA device.
+    /// Reads posted to RDMA devices.
     pub rdma_reads: u64,
 }
 
-/// The questions that wait for their answers.
+/// The requests without an answer.
 pub(crate) struct Service {
     stats: HashMap<u32, Answer<StatInfo>>,
     lists: HashMap<u32, (Listing, Answer<Listing>)>,
@@ -62,11 +60,11 @@ pub(crate) struct Service {
     describes_waiting: VecDeque<(WirePath, Answer<Kept>)>,
     parts: HashMap<FileId, (Arc<RangeBuffer>, Answer<Kept>)>,
     parts_waiting: VecDeque<(WirePath, Arc<RangeBuffer>, Answer<Kept>)>,
-    /// Scans that nobody waits for: they are asked for no more pages.
+    /// Abandoned scans, whose next pages are not requested.
     abandoned_scans: HashSet<u32>,
-    /// What was said of the entries that come next, and of which request.
+    /// The owners of the next entries, and their request.
     ties: Option<(u32, Vec<Option<Ties>>)>,
-    /// Zeros of holes, which jobs hash.
+    /// Jobs that hash the zeros of holes.
     jobs: Jobs<(Zero, Vec<Digest>)>,
 }
 
@@ -91,14 +89,14 @@ impl Service {
         !self.stats.is_empty() || !self.lists.is_empty() || !self.describes.is_empty()
     }
 
-    /// Lets go of lists whose askers gave up: one may have no end, or never come.
+    /// Abandons scans whose callers gave up: a scan may never end.
     fn drop_abandoned_scans(&mut self) {
         let left = &mut self.abandoned_scans;
         self.lists.retain(|request, (_, answer)| !answer.is_closed() || !left.insert(*request));
         self.describes.retain(|request, (_, answer)| !answer.is_closed() || !left.insert(*request));
     }
 
-    /// Lets go of parts whose askers gave up, with what has come of them, and of looks.
+    /// Fails reads whose callers gave up, frees their memory, and forgets abandoned stats.
     pub fn drop_abandoned_reads(&mut self, engine: &mut Engine) {
         self.stats.retain(|_, answer| !answer.is_closed());
         let left = self.parts.iter().filter(|(_, (_, answer))| answer.is_closed());
@@ -114,7 +112,7 @@ impl Service {
         }
     }
 
-    /// Whose these entries are, one for each, or nothing where it was not told.
+    /// The owners of these entries, one for each, or an empty list if the server sent none.
     fn take_ties(&mut self, request: u32, entries: usize) -> Result<Vec<Option<Ties>>, Fault> {
         match self.ties.take() {
             None => Ok(Vec::new()),
@@ -123,7 +121,7 @@ impl Service {
         }
     }
 
-    /// Takes a question.
+    /// Sends or queues a request.
     pub fn ask(&mut self, engine: &mut Engine, ask: FsRequest) {
         let request = engine.request();
         match ask {
@@ -140,7 +138,7 @@ impl Service {
         }
     }
 
-    /// The server says what is at some paths.
+    /// Handles an answer to a stat.
     pub fn stated(
         &mut self,
         engine: &mut Engine,
@@ -154,17 +152,17 @@ impl Service {
         };
         if let Some(asked) = self.stats.remove(&request) {
             let answer = answers.into_iter().next();
-            // A reader that gave up needs no answer.
+            // A caller that gave up needs no answer.
             let _ = answer.map(|it| asked.send(it.map(|entry| StatInfo { entry, ties })));
         }
     }
 
-    /// The server says whose the entries are that it tells next.
+    /// Handles the owners of the entries in the next message.
     pub fn tied(&mut self, request: u32, ties: Vec<Option<Ties>>) {
         self.ties = Some((request, ties));
     }
 
-    /// Takes the answers of jobs.
+    /// Handles the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine) {
         while let Some((zero, digests)) = self.jobs.next_answer() {
             let now = engine.now();
@@ -172,7 +170,7 @@ impl Service {
         }
     }
 
-    /// Begins what there is room for.
+    /// Sends queued requests within the bounds.
     pub fn pump(&mut self, engine: &mut Engine) {
         self.drop_abandoned_scans();
         let left = self.abandoned_scans.len();
@@ -198,7 +196,7 @@ impl Service {
                 continue;
             }
             let request = engine.request();
-            // The folder comes first, and what is in it is left out.
+            // Exclude all entries: the scan returns the folder itself first.
             let (describe, exclude) = (true, vec![b"*".to_vec()]);
             let scan = Scan { path, describe, exclude, ..Scan::default() };
             engine.send(ClientMessage::Scan { request, scan });
@@ -207,7 +205,7 @@ impl Service {
         while engine.read().room() > 0
             && let Some((path, part, answer)) = self.parts_waiting.pop_front()
         {
-            // A reader that gave up needs it no more.
+            // A caller that gave up needs no answer.
             if answer.is_closed() {
                 continue;
             }
@@ -217,7 +215,7 @@ impl Service {
         }
     }
 
-    /// A page of a folder is there.
+    /// Handles a page of a folder.
     pub fn page(&mut self, engine: &mut Engine, request: u32, page: Page) {
         let Page { entries, faults, done } = page;
         let ties = match self.take_ties(request, entries.len()) {
@@ -249,7 +247,7 @@ impl Service {
                 .fail_session(Fault::new(Code::Protocol, "the server sent a page unasked"));
         };
         let fits = listing.add(entries, &ties);
-        // A folder that cannot be read tells it of itself; what is in it may be left out.
+        // A fault of the folder itself fails the listing; entries with faults are left out.
         let (own, others): (Vec<_>, Vec<_>) =
             faults.into_iter().partition(|(path, _)| path.is_root());
         for (path, fault) in others {
@@ -262,7 +260,7 @@ impl Service {
                 listing.seal();
                 drop(answer.send(Ok(listing)));
             }
-            // What is too long may have no end at all.
+            // A listing that is too long may never end.
             (_, Err(fault)) => {
                 if !done {
                     self.abandoned_scans.insert(request);
@@ -276,7 +274,7 @@ impl Service {
         }
     }
 
-    /// What the machine asks of a session that serves parts.
+    /// Carries out an effect of the machine that reads.
     pub fn effect(&mut self, engine: &mut Engine, effect: ClientEffect) {
         match effect {
             ClientEffect::Opened { file, info, .. } => {
@@ -286,11 +284,11 @@ impl Service {
             }
             ClientEffect::Fetch(fetch) => self.fetch(engine, fetch),
             ClientEffect::Zero(zero) => self.zero(zero),
-            // A part is not begun again.
+            // A range read is not restarted.
             ClientEffect::Restart { .. } => {}
             ClientEffect::Finished { file, meta, .. } => self.part_over(file, Ok(meta)),
             ClientEffect::Failed { file, fault } => self.part_over(file, Err(fault)),
-            // The engine has done these.
+            // The engine has handled these.
             ClientEffect::Send(_) | ClientEffect::DropLink { .. } | ClientEffect::Broken(_) => {}
         }
     }
@@ -301,7 +299,7 @@ impl Service {
 
     fn part_over(&mut self, file: FileId, answer: Result<Kept, Fault>) {
         if let Some((_, asked)) = self.parts.remove(&file) {
-            // A reader that gave up needs it no more.
+            // A caller that gave up needs no answer.
             let _ = asked.send(answer);
         }
     }

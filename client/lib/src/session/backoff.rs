@@ -1,92 +1,90 @@
-//! Whether what failed is tried again, and after which pause: one `Backoff` for each loop that
-//! makes sessions anew, of copies, mounts and watched sources, and for the passes of a mirror that
-//! follows its source, which make the session that holds its lock. Pure: it is told what failed,
-//! what sessions achieved and what time it is.
+//! Retry decisions: whether to try again after a failure, and after which pause. Copies, mounts and
+//! watches have one [`Backoff`] for their sessions, and a mirror that follows its source has one
+//! for its passes. Pure: the caller passes the failure, the progress of sessions and the time.
 //!
-//! Progress that counts is a file that is over, or a session that found more of
-//! an unfinished file than the one before. Bytes that moved count too, and so does
-//! a session that stood for a while, since a server that was there is not one that
-//! was tried in vain; but only a few times in a row: they may be the same bytes,
-//! or the same comparison, every time.
+//! A finished file is progress, and so is a session that finds more of an unfinished file than the
+//! one before. Moved bytes count too, and so does a long session, because its server was reachable.
+//! But these two count only a few times in a row: they may be the same bytes, or the same
+//! comparison, every time.
 
 use std::time::{Duration, Instant};
 use verbatim_control::ControlError;
 use verbatim_engine::connection::error::{ClientError, fault_of};
 use verbatim_proto::Code;
 
-/// The first pause of a copy and of a watched source; it doubles with each try.
+/// The first pause of a copy and of a watch; doubled with each try.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 
-/// The longest pause, but for passes.
+/// The longest pause, except for passes.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// The first pause of a mount, whose readers wait.
+/// The first pause of a mount: its readers wait.
 const MOUNT_PAUSE_MIN: Duration = Duration::from_millis(100);
 
-/// The first pause before a pass that failed is made again, and the longest.
+/// The first and the longest pause before a failed pass is retried.
 const PASS_PAUSE_MIN: Duration = Duration::from_millis(500);
 const PASS_PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Pauses double this many times at most.
+/// The pause doubles at most this many times.
 const TRIES_MAX: u32 = 16;
 
-/// Sessions in a row that may move bytes, or stand, and leave nothing behind.
+/// Sessions in a row that may move bytes or last long without a finished file.
 const FRUITLESS_SESSIONS_MAX: u32 = 4;
 
-/// A session that ends before is one that did not stand.
+/// A shorter session does not count as progress.
 const UPTIME_MIN: Duration = PAUSE_MAX;
 
-/// What one session achieved.
+/// The progress of one session.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SessionProgress {
-    /// Files over, of all sessions.
+    /// Finished files of all sessions.
     pub finished: u64,
-    /// Bytes that this one found in place when it began its files.
+    /// Bytes in partial files when the session opened them.
     pub already_present_bytes: u64,
     /// When its last byte moved, if any did.
     pub moved: Option<Instant>,
-    /// For how long it was there.
+    /// How long the session lasted.
     pub uptime: Duration,
-    /// For how long of that, at its end, the server had not said what it owed. That was waiting
-    /// for the server, and counts as such.
+    /// How long the server was silent at its end, while it owed an answer. This time counts as
+    /// waiting for the server.
     pub silent: Duration,
 }
 
 /// The answer of a [`Backoff`] to a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryDecision {
-    /// Try again after this pause.
+    /// Retry after this pause.
     After(Duration),
-    /// Give up: there was no progress for the whole of the timeout.
+    /// Give up: there was no progress for the whole timeout.
     Exhausted,
     /// Give up: the failure would happen again.
     Final,
 }
 
-/// The failures after which a loop tries again.
+/// The failures after which a loop retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RetryPolicy {
-    /// Failures after which the server may come back.
+    /// Failures after which the server may return.
     ServerGone,
-    /// All failures. A server that refuses this client is asked at the longest pauses: it may accept
-    /// it when its keys are fixed.
+    /// All failures. After a rejection by the server the pauses are the longest: the administrator
+    /// may fix the keys.
     All,
-    /// Transient failures, once a try has succeeded.
+    /// Transient failures, after a first success.
     Transient,
 }
 
-/// Decides after each failure whether to try again, and when.
+/// Decides after each failure whether and when to retry.
 #[derive(Debug)]
 pub struct Backoff {
     pause_min: Duration,
     pause_max: Duration,
-    /// Whether pauses are spread, so that clients that broke together do not return together.
+    /// Whether pauses are random, so that clients that lost a server do not return together.
     spread: bool,
     policy: RetryPolicy,
-    /// Whether it ever worked.
+    /// Whether a try has ever succeeded.
     worked: bool,
     timeout: Duration,
-    /// When progress was made.
+    /// When the last progress was made.
     progressed: Instant,
     tries: u32,
     fruitless: u32,
@@ -94,8 +92,8 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// For the sessions of a copy: pauses of 250 ms to 5 s, halved at random. Gives up after `timeout`
-    /// without progress, and at a failure after which the server does not come back.
+    /// For the sessions of a copy: random pauses from half of 250 ms up to 5 s. Gives up after
+    /// `timeout` without progress, and at a failure that a retry would repeat.
     pub(crate) fn copy(timeout: Duration, now: Instant) -> Self {
         Self {
             pause_min: PAUSE_MIN,
@@ -117,8 +115,8 @@ impl Backoff {
         Self { pause_min, spread: false, policy, ..Self::copy(Duration::MAX, now) }
     }
 
-    /// For a watched source: pauses of 250 ms to 5 s, halved at random. Gives up at any failure
-    /// before [`Backoff::succeeded`], and later at one that is not transient.
+    /// For a watch: random pauses from half of 250 ms up to 5 s. Gives up at any failure before
+    /// [`Backoff::succeeded`], and later at one that is not transient.
     pub(crate) fn watch(now: Instant) -> Self {
         Self { policy: RetryPolicy::Transient, ..Self::copy(Duration::MAX, now) }
     }
@@ -129,13 +127,13 @@ impl Backoff {
         Self { pause_min, pause_max, ..Self::mount(now) }
     }
 
-    /// Notes that a try succeeded: the next failure is followed by the first pause.
+    /// Notes that a try succeeded: the next pause is the first one again.
     pub(crate) fn succeeded(&mut self) {
         (self.worked, self.tries) = (true, 0);
     }
 
-    /// Decides after a failure that the caller has judged already, such as the end of a session that
-    /// stood: only the timeout ends the loop.
+    /// Decides after a failure that the caller has judged already, such as the end of a long
+    /// session: only the timeout ends the loop.
     pub fn lost(&mut self, now: Instant) -> RetryDecision {
         self.pause(now, random()).map_or(RetryDecision::Exhausted, RetryDecision::After)
     }
@@ -154,7 +152,7 @@ impl Backoff {
         if reconnect { self.lost(now) } else { RetryDecision::Final }
     }
 
-    /// Notes what a session achieved that is over.
+    /// Notes the progress of a session that has ended.
     pub(crate) fn session_ended(&mut self, progress_made: SessionProgress, now: Instant) {
         let finished = progress_made.finished > self.best.finished;
         let uptime = progress_made.uptime >= UPTIME_MIN.min(self.timeout);
@@ -176,8 +174,8 @@ impl Backoff {
         }
     }
 
-    /// How long to wait before the next try; `random` spreads clients that broke together.
-    /// None when nothing was achieved for too long.
+    /// The pause before the next try, spread by `random`. `None` after the timeout without
+    /// progress.
     fn pause(&mut self, now: Instant, random: u64) -> Option<Duration> {
         let left = self.left(now);
         if left.is_zero() {
@@ -191,25 +189,25 @@ impl Backoff {
         Some((shortest + Duration::from_nanos(random % (spread_ns + 1))).min(left))
     }
 
-    /// How long it will still be tried.
+    /// How long the loop will still retry without progress.
     pub(crate) fn left(&self, now: Instant) -> Duration {
         self.timeout.saturating_sub(now.saturating_duration_since(self.progressed))
     }
 
-    /// Which try in a row the next one is.
+    /// The number of the next try in a row.
     pub(crate) fn tries(&self) -> u32 {
         self.tries
     }
 }
 
-/// Whether a session that broke like this may be followed by another. One that timed out was
-/// waited for long enough; whatever else it is would happen again.
+/// Whether another session may resume after this fault. After a timeout the copy has waited long
+/// enough; other faults would happen again.
 pub(crate) fn may_resume(code: Code) -> bool {
     matches!(code, Code::LinkLost | Code::Stopping)
 }
 
-/// Whether a server that cannot be had just now may be there later. One that does not let us
-/// in, or is not who it was, is not asked twice.
+/// Whether the server may be reachable later. A server that rejects this client, or has another
+/// key, is not retried.
 pub fn may_come_back(error: &ClientError) -> bool {
     match error {
         ClientError::Control(error) => match error {
@@ -225,8 +223,8 @@ pub fn may_come_back(error: &ClientError) -> bool {
     }
 }
 
-/// Whether what once worked may work again by itself: the server may come back, as may a folder,
-/// a disk or a file system of the network, and whoever holds something may let go of it.
+/// Whether a former success may repeat without the user's help. The server, a folder, a disk or a
+/// network file system may return, and another process may release a lock.
 pub(crate) fn is_transient(error: &ClientError) -> bool {
     let mended = [
         Code::NotFound,
@@ -240,7 +238,7 @@ pub(crate) fn is_transient(error: &ClientError) -> bool {
     may_come_back(error) || mended.contains(&fault_of(error).code)
 }
 
-/// A number that clients that broke together do not share.
+/// A random number.
 pub(crate) fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish()
@@ -272,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_after_the_timeout_without_progress() {
+    fn a_copy_gives_up_after_the_timeout_without_progress() {
         let begin = Instant::now();
         let mut backoff = Backoff::copy(10 * SECOND, begin);
         assert!(backoff.pause(begin + 9 * SECOND, 0).is_some_and(|pause| pause <= SECOND));
@@ -285,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_move_and_never_stay_are_no_progress_for_long() {
+    fn moved_bytes_without_a_finished_file_count_a_few_times_only() {
         let begin = Instant::now();
         let mut backoff = Backoff::copy(10 * SECOND, begin);
         let mut now = begin;
@@ -303,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_was_there_all_the_time_is_tried_for_as_long_as_any_other() {
+    fn a_server_lost_after_a_long_session_is_retried_for_the_whole_timeout() {
         let begin = Instant::now();
         for timeout in [10 * SECOND, SECOND] {
             let mut backoff = Backoff::copy(timeout, begin);
@@ -318,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_was_silent_before_it_was_lost_is_not_waited_for_twice() {
+    fn silence_before_the_loss_of_a_server_counts_against_the_timeout() {
         let begin = Instant::now();
         let mut backoff = Backoff::copy(10 * SECOND, begin);
         let lost = begin + 3600 * SECOND;
@@ -329,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_that_stand_and_leave_nothing_end_and_those_that_do_not_stand_end_in_time() {
+    fn long_sessions_without_results_give_up_late_and_short_ones_at_the_timeout() {
         let begin = Instant::now();
         for (uptime, most) in
             [(60 * SECOND, (FRUITLESS_SESSIONS_MAX + 1) * 60 * SECOND), (SECOND, 10 * SECOND)]
@@ -347,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_file_that_grows_a_little_each_time_is_gone_on_with() {
+    fn a_large_file_that_grows_with_each_session_is_resumed() {
         let begin = Instant::now();
         let mut backoff = Backoff::copy(10 * SECOND, begin);
         for session in 1..1000 {
@@ -380,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_and_passes_have_pauses_of_their_own_that_are_not_spread_and_never_end() {
+    fn mounts_and_passes_have_fixed_pauses_and_never_give_up() {
         let begin = Instant::now();
         let mut mount = Backoff::mount(begin);
         let expected = [100, 200, 400, 800, 1600, 3200, 5000, 5000];
@@ -394,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_that_lasts_ends_a_copy_and_slows_a_mount_down() {
+    fn a_permanent_failure_ends_a_copy_and_slows_a_mount_down() {
         let begin = Instant::now();
         let mut copy = Backoff::copy(10 * SECOND, begin);
         assert!(matches!(copy.failed(&away(), begin), RetryDecision::After(_)));
@@ -407,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_waited_for_only_if_it_was_heard_once() {
+    fn a_watch_retries_only_after_a_first_success() {
         let begin = Instant::now();
         let gone: ClientError = Fault::new(Code::NotFound, "gone").into();
         let mut watch = Backoff::watch(begin);

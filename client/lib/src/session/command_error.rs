@@ -1,32 +1,32 @@
-//! Why a command was not even begun, and what a command runs as: a future that a caller
-//! may end.
+//! The errors of a command that did not start, each with a hint for the user, and the boxed futures
+//! that commands run as.
 
 use std::pin::Pin;
 use verbatim_engine::connection::error::ClientError;
 use verbatim_engine::model::report::hint_of;
 use verbatim_proto::{Code, Fault};
 
-/// Why a copy was not even begun.
+/// Why a copy did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// The command makes no sense.
+    /// The arguments make no sense.
     #[error("{cause}")]
     Usage {
-        /// What is wrong.
+        /// The cause.
         cause: String,
-        /// What to do.
+        /// The next step for the user.
         hint: Option<String>,
     },
-    /// How it goes cannot be told where it is to be.
+    /// The status file cannot be written.
     #[error("{0}")]
     Status(Fault),
-    /// There is no session.
+    /// The session failed.
     #[error("{0}")]
     Client(#[from] ClientError),
 }
 
 impl CopyError {
-    /// What to do about it.
+    /// The next step for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Usage { hint, .. } => hint.clone(),
@@ -41,8 +41,8 @@ impl CopyError {
     }
 }
 
-/// What ends a copy before its time, when it completes.
+/// Interrupts a copy when it completes.
 pub(crate) type Stop<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// A copy, or a mirror, under way.
+/// A running copy or mirror.
 pub type Running<'a, T> = Pin<Box<dyn Future<Output = Result<T, CopyError>> + 'a>>;

@@ -1,6 +1,6 @@
-//! Takes what comes to a session to the activity that it is for: messages of the server, events of
-//! workers, answers of jobs and effects of the machines. The only module that knows all activities.
-//! Never waits and never touches a socket; `Session` does.
+//! Dispatches messages of the server, events of workers, answers of jobs and effects of the
+//! machines to the activity they are for. The only module that knows all activities. Never waits
+//! and never touches a socket; `Session` does.
 
 use crate::remote_fs::service::{FsRequest, Service, TransportInfo};
 use crate::session::queries::Queries;
@@ -21,19 +21,19 @@ use verbatim_proto::mirror::MirrorReply;
 use verbatim_proto::read::ClientEffect;
 use verbatim_proto::{Code, Fault, WirePath};
 
-/// What a session does.
+/// The activity of a session.
 pub(crate) enum Activity {
     /// Copies files and folders.
     Copy(Transfer),
     /// Compares files and folders with their copies.
     Verify(Transfer),
-    /// Makes a tree equal to another.
+    /// Mirrors a tree.
     Sync(Transfer, Box<TreeSync>),
-    /// Answers questions until there are no more.
+    /// Serves the requests of a mount.
     Serve(Service),
 }
 
-/// An engine, and what is done with it.
+/// The engine of a session, its activity, and its queries.
 pub(crate) struct Dispatcher {
     pub engine: Engine,
     pub activity: Activity,
@@ -41,7 +41,7 @@ pub(crate) struct Dispatcher {
 }
 
 impl Activity {
-    /// The files and folders that are moved or compared, if that is the work.
+    /// The transfers of the activity, if it has any.
     pub fn transfer(&mut self) -> Option<&mut Transfer> {
         match self {
             Self::Copy(transfer) | Self::Verify(transfer) | Self::Sync(transfer, _) => {
@@ -67,7 +67,7 @@ impl Activity {
         }
     }
 
-    /// Starts what there is room for.
+    /// Starts queued work within the bounds.
     fn pump(&mut self, engine: &mut Engine) {
         match self {
             Self::Copy(transfer) | Self::Verify(transfer) => transfer.pump(engine),
@@ -100,7 +100,7 @@ impl Activity {
 }
 
 impl Dispatcher {
-    /// Begins this work; what of it is over is left out.
+    /// Starts this work, without its finished items.
     pub fn start(&mut self, work: &[Work]) {
         let engine = &mut self.engine;
         if matches!(work.first(), Some(Work::Upload(_) | Work::UploadTree(_))) {
@@ -126,14 +126,14 @@ impl Dispatcher {
         };
     }
 
-    /// Takes a question, where answering them is the work.
+    /// Handles a request of a mount, if the session serves one.
     pub fn ask(&mut self, ask: FsRequest) {
         if let Activity::Serve(service) = &mut self.activity {
             service.ask(&mut self.engine, ask);
         }
     }
 
-    /// Lets go of questions whose askers gave up.
+    /// Drops requests whose callers gave up.
     pub fn drop_abandoned_reads(&mut self) {
         if let Activity::Serve(service) = &mut self.activity {
             service.drop_abandoned_reads(&mut self.engine);
@@ -148,7 +148,7 @@ impl Dispatcher {
         }
     }
 
-    /// Whether something is being finished on this machine for which the server is not needed.
+    /// Whether this machine commits files or sets metadata, without the server.
     pub fn is_committing(&self) -> bool {
         let landing = match &self.activity {
             Activity::Copy(transfer) | Activity::Verify(transfer) => transfer.is_committing(),
@@ -157,29 +157,29 @@ impl Dispatcher {
             }
             Activity::Serve(_) => false,
         };
-        // What a job that panicked was to finish never ends.
+        // The answer of a job that panicked never comes.
         landing && !self.engine.waker().has_panicked()
     }
 
-    /// Whether an answer is late for which neither machine waits.
+    /// Whether an answer is late that neither machine waits for.
     pub fn is_overdue(&mut self) -> bool {
         let waits = self.queries.is_waiting() || self.activity.awaits();
         waits && self.engine.clock().since_last_reply() > self.engine.options().timeout
     }
 
-    /// Whether there is more to do at once, whatever comes.
+    /// Whether the activity has more to do without waiting.
     pub fn has_more_work(&self) -> bool {
         self.activity.tree_sync().is_some_and(TreeSync::has_more_work)
     }
 
-    /// Asks a server that is silent whether it is there.
+    /// Probes a silent server.
     pub fn check_silence(&mut self) {
         let activity = &self.activity;
         self.engine.check_silence(|| activity.awaits(), self.queries.is_waiting());
     }
 
-    /// Starts what there is room for, and does what the machines ask. What they ask may make
-    /// room, or be what something waited for: a folder gets its times behind its last file.
+    /// Starts queued work and carries out the effects of the machines, until there are none: an
+    /// effect may free capacity, or finish the last file of a folder.
     pub fn advance(&mut self) {
         let Self { engine, activity, .. } = self;
         loop {
@@ -206,7 +206,7 @@ impl Dispatcher {
         }
     }
 
-    /// A message of the server came.
+    /// Dispatches a message of the server.
     pub fn message(&mut self, message: ServerMessage) {
         tracing::trace!(content = ?message, "message received");
         let Some(message) = self.engine.message(message) else { return };
@@ -239,12 +239,12 @@ impl Dispatcher {
                 engine.write_reply(reply);
             }
             ServerMessage::Mirror(reply) => self.mirror_reply(reply),
-            // The engine takes all others.
+            // The engine has handled all others.
             _ => {}
         }
     }
 
-    /// The server says what is at some paths.
+    /// Dispatches the answers to a stat.
     fn stated(&mut self, request: u32, answers: Vec<Result<Entry, Fault>>) {
         let Self { engine, activity, queries } = self;
         match activity {
@@ -268,7 +268,7 @@ impl Dispatcher {
         }
     }
 
-    /// Takes the answers of jobs, after one of them woke the session.
+    /// Handles the answers of jobs, after one of them woke the session.
     pub fn take_answers(&mut self) {
         self.activity.take_answers(&mut self.engine);
         if self.engine.waker().has_panicked() {
@@ -277,8 +277,8 @@ impl Dispatcher {
         }
     }
 
-    /// The same in a session that is over: only what is all here is finished. Whether what an
-    /// earlier run left of a file was found.
+    /// Handles the answers of jobs in a session that has ended: only complete files are committed.
+    /// Returns whether the partial file of an earlier run was found.
     pub fn take_last_answers(&mut self) -> bool {
         let Self { engine, activity, .. } = self;
         if let Activity::Sync(transfer, sync) = activity {
@@ -287,7 +287,7 @@ impl Dispatcher {
         activity.transfer().is_some_and(|transfer| transfer.take_last_answers(engine))
     }
 
-    /// Lets go of what is unfinished, for another session or for none.
+    /// Stops unfinished work and notes it in the ledger, for the next session.
     pub fn suspend(&mut self) {
         let Self { engine, activity, .. } = self;
         match activity {
@@ -300,7 +300,7 @@ impl Dispatcher {
         }
     }
 
-    /// How far the session is.
+    /// The progress of the session.
     pub fn progress(&mut self) -> Progress {
         let is_searching = match &self.activity {
             Activity::Copy(transfer) | Activity::Verify(transfer) => {
@@ -323,7 +323,7 @@ impl Dispatcher {
         }
     }
 
-    /// How long the server has owed an answer.
+    /// The silence of the server, while it owes an answer.
     fn server_silence(&mut self) -> Option<ServerSilence> {
         let Self { engine, activity, .. } = self;
         let awaits = match activity {
@@ -336,11 +336,11 @@ impl Dispatcher {
             so_far: engine.clock().since_last_reply(),
             at_most: engine.options().timeout,
         };
-        // What this side is still hashing is no answer of the server's.
+        // While this side hashes, the server owes no answer.
         (awaits && !engine.is_hashing() && !engine.is_hashing_holes()).then_some(quiet)
     }
 
-    /// What carries the data.
+    /// The transport of the session.
     pub fn transport_info(&self) -> TransportInfo {
         TransportInfo {
             transport: self.engine.links().transport.clone(),
@@ -349,7 +349,7 @@ impl Dispatcher {
         }
     }
 
-    /// Whether that has changed; asked at every turn, so nothing is copied for it.
+    /// Whether the transport has changed. Called at every turn, so it copies nothing.
     pub fn transport_changed(&self, reported: &TransportInfo) -> bool {
         let (links, carrier) = (self.engine.links(), self.engine.carrier());
         let now = (links.transport.as_deref(), carrier.reason());
@@ -357,14 +357,14 @@ impl Dispatcher {
             || carrier.posted().reads != reported.rdma_reads
     }
 
-    /// Begins where earlier sessions of the copy ended.
+    /// Continues the ledger of earlier sessions.
     pub fn continue_ledger(&mut self, ledger: Ledger) {
         self.engine.clock().count_from(ledger.begin);
         self.engine.outcomes().continue_ledger(ledger);
         self.engine.clock().update();
     }
 
-    /// The ledger, with what this session adds to it.
+    /// Returns the ledger with the totals of this session.
     pub fn take_ledger(&mut self) -> Ledger {
         let engine = &mut self.engine;
         let peer = engine.peer().to_owned();

@@ -1,9 +1,8 @@
-//! A session with one server: the control connection, an engine, and the activity that uses it. One
-//! task takes messages of the server, events of workers and answers of jobs, and hands them to the
-//! dispatcher.
+//! A session with one server: the control connection, an engine, and an activity. One task receives
+//! messages of the server, events of workers and answers of jobs, and hands them to the dispatcher.
 //!
-//! A session ends when its work is done, or breaks: then it lets go of what is unfinished, and its
-//! ledger goes to the next one. `retry` decides whether there is a next one.
+//! A session ends when its work is done, or when it breaks. Then it notes unfinished work in the
+//! ledger and passes the ledger on. `retry` decides whether another session follows.
 
 pub mod backoff;
 pub mod command_error;
@@ -30,16 +29,16 @@ use verbatim_engine::transfer::Transfer;
 use verbatim_proto::ClientMessage;
 use verbatim_proto::message::ServerMessage;
 
-/// How long saying goodbye may take.
+/// The deadline of the goodbye.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// What part of the timeout it may take: nobody is owed anything by then.
+/// The part of the timeout that the goodbye may take at most.
 const CLOSE_PART: u32 = 10;
 
-/// The wait of a session that has more to do at once.
+/// The wait of a session whose activity has more work.
 const EAGER_WAIT: Duration = Duration::from_millis(1);
 
-/// A session.
+/// A session with one server.
 pub struct Session {
     outbox: Outbox<ClientMessage>,
     receiver: Receiver<ServerMessage>,
@@ -47,7 +46,7 @@ pub struct Session {
     dispatcher: Dispatcher,
 }
 
-/// What ends a turn's waiting.
+/// Why a turn stops waiting.
 enum Woken {
     Message(Option<ServerMessage>),
     Event(WorkerEvent),
@@ -56,7 +55,7 @@ enum Woken {
 }
 
 impl Session {
-    /// Connects, authenticates and starts the workers. Links are made when there is work.
+    /// Connects, authenticates and starts the workers. Links connect when there is work.
     pub async fn connect(mut options: SessionOptions) -> Result<Self, ClientError> {
         let short = options.connect.chunk_bytes;
         options.connect.chunk_bytes = setup::longest_chunk(&options);
@@ -72,20 +71,20 @@ impl Session {
         Ok(Self { outbox, receiver: connection.receiver, events, dispatcher })
     }
 
-    /// Copies by these rules from now on.
+    /// Sets the policy of the copies that follow.
     pub fn set_policy(&mut self, policy: CopyPolicy) {
         self.dispatcher.engine.set_policy(policy);
     }
 
-    /// Says goodbye.
+    /// Says goodbye to the server.
     pub async fn close(self) {
-        // The server notices either way.
+        // The server notices the end in any case.
         let _ = self.outbox.push(&ClientMessage::Bye);
         let at_most = CLOSE_MAX.min(self.dispatcher.engine.options().timeout / CLOSE_PART);
         let _ = tokio::time::timeout(at_most, self.outbox.close()).await;
     }
 
-    /// A turn for a caller that waits for an answer: an ended session gives none.
+    /// Runs a turn for a caller that waits for an answer; fails if the session has ended.
     async fn turn_or_end(&mut self) -> Result<(), ClientError> {
         self.turn().await?;
         let engine = &self.dispatcher.engine;
@@ -93,7 +92,7 @@ impl Session {
         engine.session_fault().cloned().map_or(Ok(()), |fault| Err(ended(fault)))
     }
 
-    /// Waits for one message, event, answer or deadline, and does what follows from it.
+    /// Waits for one message, event, answer or deadline, and handles it.
     async fn turn(&mut self) -> Result<(), ClientError> {
         self.dispatcher.advance();
         self.dispatcher.engine.move_links_to_preferred_port();
@@ -107,7 +106,7 @@ impl Session {
             let (what, seconds) = ("an answer of the server".into(), timeout.as_secs_f64());
             return Err(ControlError::TimedOut { what, seconds }.into());
         }
-        // The last effect may have ended the work: nothing more will come.
+        // The last effect may have finished the work: then no event would come.
         let waits = self.dispatcher.queries.is_waiting();
         if !waits && self.dispatcher.is_done() {
             return Ok(());
@@ -129,8 +128,8 @@ impl Session {
         match woken {
             Woken::Message(Some(message)) => {
                 self.dispatcher.message(message);
-                // A caller that asked for one thing wants the answer to that; a copy takes all
-                // that is there already.
+                // A caller of a query waits for one answer; a copy handles all messages that have
+                // arrived.
                 while !waits
                     && self.dispatcher.engine.session_fault().is_none()
                     && let Some(message) = self.receiver.arrived()?
@@ -144,7 +143,7 @@ impl Session {
             }
             Woken::Event(event) => {
                 self.dispatcher.engine.event(event);
-                // What is there already is cheaper to take at once.
+                // Handling all arrived events at once saves wakes.
                 while let Ok(event) = self.events.try_recv() {
                     self.dispatcher.engine.event(event);
                 }

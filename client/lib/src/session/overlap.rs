@@ -1,8 +1,7 @@
-//! Whether something would be copied into itself, or onto itself, which `cp` refuses
-//! too: what was copied would be met, and copied again, or take the place of what it is
-//! copied from. That can only be where both sides are one machine, which the server
-//! tells. Folders are told apart wherever a link leads, a file by the folder it is in
-//! and its name there. Called by `copy`, before anything is made.
+//! Refuses to copy a folder into itself, or an entry onto itself, as `cp` does. A copy would find
+//! its own files and copy them again, or overwrite its source. Both sides must be one machine for
+//! that, and the server sends its boot id. Folders are compared by identity, files by their folder
+//! and name. Called by `cp` before anything is written.
 
 use crate::session::Session;
 use std::path::Path;
@@ -16,15 +15,15 @@ use verbatim_proto::message::EntryKind;
 use verbatim_proto::mirror::About;
 use verbatim_proto::{Code, Fault, Twin, WirePath};
 
-/// Where a target lies.
+/// Checks sources against one target.
 pub(crate) struct OverlapCheck {
-    /// The folders that it lies in, itself first; none where the server is another machine.
+    /// The target and its ancestors; empty if the server is another machine.
     ancestors: Vec<Twin>,
-    /// Whether it is on this machine, and what is copied to it at the server.
+    /// Whether the target is local and the sources are remote.
     downloads: bool,
-    /// Whether something there may be replaced.
+    /// Whether the policy may replace entries there.
     replaces: bool,
-    /// The folder of the server that was asked for last: many files are in one.
+    /// The last remote folder and its identity: sources often share a folder.
     asked: Option<(WirePath, Option<Twin>)>,
 }
 
@@ -34,14 +33,14 @@ impl OverlapCheck {
         Self { ancestors, downloads, replaces, asked: None }
     }
 
-    /// Of a target here; where it is missing, of the nearest folder that is there.
+    /// For a local target; if it is missing, its nearest existing ancestor counts.
     pub fn of_local(target: &Path, policy: &CopyPolicy) -> Self {
         let whole = std::path::absolute(target).unwrap_or_else(|_| target.to_owned());
         let nearest = whole.ancestors().find_map(|path| Folder::open(path).ok());
         Self::new(nearest.as_ref().map_or_else(Vec::new, ancestors), true, policy)
     }
 
-    /// The same of a target of the server.
+    /// For a remote target; if it is missing, its nearest existing ancestor counts.
     pub async fn of_remote(
         session: &mut Session,
         target: &WirePath,
@@ -57,15 +56,15 @@ impl OverlapCheck {
                 Ok(_) | Err(Fault { code: Code::NotFolder, .. }) if !path.parent().is_root() => {
                     path = path.parent();
                 }
-                // Told when something is written there.
+                // Reported when the copy writes there.
                 Ok(_) | Err(_) => break Vec::new(),
             }
         };
         Ok(Self::new(ancestors, false, policy))
     }
 
-    /// Refuses something that the target lies in, or is: its two places, whichever of them it is
-    /// copied from.
+    /// Refuses a source that contains the target or is the target. `here` and `there` are its paths
+    /// on both sides, whichever is the source.
     pub async fn check(
         &mut self,
         session: &mut Session,
@@ -95,7 +94,8 @@ impl OverlapCheck {
         Ok(if same && self.replaces { Err(onto_itself("folder")) } else { Ok(()) })
     }
 
-    /// Which folder of the server one is; none where that is another machine, which is asked once.
+    /// The identity of a remote folder; `None` if the server is another machine, which is found out
+    /// once.
     async fn remote_identity(
         &mut self,
         session: &mut Session,
@@ -112,7 +112,7 @@ impl OverlapCheck {
                 self.ancestors.clear();
                 None
             }
-            // Told when it is read, or written.
+            // Reported when the copy reads or writes it.
             Err(_) => None,
         };
         self.asked = Some((path.clone(), twin));
@@ -141,7 +141,7 @@ fn onto_itself(what: &str) -> Fault {
     Fault::new(Code::Exists, format!("source and target are the same {what}"))
 }
 
-/// Whether a place of the server is on this machine.
+/// Whether the server is on this machine.
 pub(crate) fn is_here(about: &About) -> bool {
     let here = boot_id();
     about.boot == here && here.iter().any(|&byte| byte != 0)

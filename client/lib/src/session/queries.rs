@@ -1,5 +1,5 @@
-//! Questions that a caller waits for: what is at a path, what is in a folder, what kind of place a
-//! target is. Asked before a copy begins, and for lists; a copy itself never waits like this.
+//! Blocking queries: stat, list, and the properties of a mirror's target. Callers wait for their
+//! answers before a copy begins; a copy itself never waits like this.
 
 use crate::session::Session;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use verbatim_proto::{
     ClientMessage, Code, Digest, Fault, Habits, Look, MirrorRequest, Scan, WirePath,
 };
 
-/// How often a server hears of a client that is busy otherwise; it waits ten times as long.
+/// How often an idle client sends a request; the server waits ten times as long.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The question that a caller waits for, and its answer. A caller asks for one thing at a time.
+/// The query that a caller waits for, and its answer; one at a time.
 #[derive(Default)]
 pub(crate) struct Queries {
     request: Option<u32>,
-    /// Whether the question is a list, of which pages come.
+    /// Whether the query is a list, answered in pages.
     is_list: bool,
     answer: Option<Answer>,
 }
 
-/// What the server answers a caller.
+/// An answer of the server to a query.
 enum Answer {
     Stated(Vec<Result<Entry, Fault>>),
     Page(Page),
@@ -57,7 +57,7 @@ impl Queries {
         self.answer = Some(Answer::Page(page));
     }
 
-    /// Takes an answer about a target; false where no caller waits for it.
+    /// Stores an answer about a mirror's target. Returns false if no caller waits for it.
     pub fn mirror_reply(&mut self, reply: MirrorReply) -> bool {
         let (request, answer) = match reply {
             MirrorReply::Begun { request, answer } => (request, Answer::Begun(answer)),
@@ -74,13 +74,13 @@ impl Queries {
 }
 
 impl Session {
-    /// Says what is at a remote path; a link is followed.
+    /// Stats a remote path; follows a link.
     pub async fn stat(&mut self, path: &WirePath) -> Result<Result<Entry, Fault>, ClientError> {
         let mut answers = self.stat_all(std::slice::from_ref(path)).await?;
         Ok(answers.pop().expect("one answer per path"))
     }
 
-    /// Says what is at each of these paths; links are followed.
+    /// Stats these remote paths; follows links.
     pub async fn stat_all(
         &mut self,
         paths: &[WirePath],
@@ -107,7 +107,8 @@ impl Session {
         Ok(all)
     }
 
-    /// Says what kind of place a remote folder is; holds it, as a target, until the session ends.
+    /// Reads the identity and capabilities of a remote folder. With `hold`, locks it as a mirror's
+    /// target until the session ends.
     pub(crate) async fn describe_dir(
         &mut self,
         path: &WirePath,
@@ -124,13 +125,13 @@ impl Session {
         .await
     }
 
-    /// Makes this session one of those that say the same: a target that one of them holds is
-    /// kept for the others.
+    /// Shares the locks of this session with all sessions that send the same key.
     pub(crate) fn share(&mut self, key: Digest) {
         self.dispatcher.engine.send(ClientMessage::Mirror(MirrorRequest::Share { key }));
     }
 
-    /// Has a tree built beside a remote folder, and both held until the session ends.
+    /// Has the server build a staging tree for a remote folder, and locks both until the session
+    /// ends.
     pub(crate) async fn stage(
         &mut self,
         path: &WirePath,
@@ -147,8 +148,8 @@ impl Session {
         .await
     }
 
-    /// Says what can be kept in a remote folder, or beside something; `tries` says whether times
-    /// may be tried there. Of an older server nothing is known.
+    /// Reads what the file system of a remote folder can store; `tries` permits a test of its
+    /// timestamps. An older server knows nothing.
     pub(crate) async fn habits_of(
         &mut self,
         path: &WirePath,
@@ -168,7 +169,7 @@ impl Session {
         .await
     }
 
-    /// Waits for something that is done elsewhere, and lets the server hear of us meanwhile.
+    /// Waits for `work`, and sends requests meanwhile, so that the server keeps the session.
     pub(crate) async fn keep_alive_while<T>(
         &mut self,
         work: impl Future<Output = T>,
@@ -182,7 +183,7 @@ impl Session {
         }
     }
 
-    /// Does nothing but stay, until the session ends.
+    /// Sends requests until the session ends, so that the server keeps its locks.
     pub(crate) async fn keep_alive(&mut self) {
         while self.dispatcher.engine.session_fault().is_none() {
             tokio::select! {
@@ -199,7 +200,7 @@ impl Session {
         }
     }
 
-    /// Asks one thing, and waits for the answer that `take` knows.
+    /// Sends one request, and waits for the answer that `take` recognises.
     async fn ask<T>(
         &mut self,
         message: impl FnOnce(u32) -> ClientMessage,

@@ -1,9 +1,8 @@
-//! A copy over as many sessions as it takes. When the server is lost it is tried
-//! again with growing pauses, and the next session goes on where the last one
-//! was; when nothing was achieved for too long, what is left fails with the
-//! cause. Called by `copy` and `sync`. The first connection is not tried again,
-//! because a wrong address should say so at once, unless the server is there and
-//! too many come to it at once: then all would be served, a little later.
+//! A copy over as many sessions as it needs. When the server is lost, the copy reconnects with
+//! growing pauses and the next session resumes. After the timeout without progress the rest fails
+//! with the cause. Called by `cp` and `sync`. The first connection is not retried, because a wrong
+//! address should fail at once. The exception is a server that is overloaded with handshakes: it
+//! accepts the client a little later.
 
 use crate::session::Session;
 use crate::session::backoff::{Backoff, RetryDecision, SessionProgress, may_resume};
@@ -21,24 +20,24 @@ use verbatim_engine::model::location::peer;
 use verbatim_engine::model::report::{Failure, NO_TRANSPORT, Observer, Retry, Summary};
 use verbatim_proto::{Code, Fault};
 
-/// The shortest time one try at connecting gets, also where less of the timeout is left.
+/// The shortest timeout of one connection attempt, even if less of the whole timeout is left.
 const CONNECT_MIN: Duration = Duration::from_secs(1);
 
-/// What part of the timeout that may be at most: all of it together ends soon behind it.
+/// The part of the whole timeout that this may be at most, so that the copy ends soon after it.
 const CONNECT_PART: u32 = 10;
 
-/// A copy that can begin.
+/// A session, and what was prepared over it.
 pub(crate) struct FirstSession<T> {
     pub session: Session,
-    /// What was found out for it.
+    /// The result of the preparation.
     pub found: T,
     /// How often the server was lost meanwhile.
     pub reconnects: u64,
 }
 
-/// Makes the first session, and finds out over it what is to be copied: over another one where
-/// the server is lost meanwhile, since nothing has been done yet. The fault is why it is not
-/// begun at all, though there was a session.
+/// Connects the first session and prepares the copy over it; over another session if the server is
+/// lost meanwhile, because nothing is written yet. The inner fault means that a session was
+/// connected and the copy did not start.
 pub(crate) async fn connect_and_prepare<T>(
     options: &SessionOptions,
     observer: &mut dyn Observer,
@@ -98,7 +97,7 @@ pub(crate) async fn connect_and_prepare<T>(
     }
 }
 
-/// Says of each of these that it was not copied, because a copy was not begun.
+/// Reports each path as failed, because the copy did not start.
 pub(crate) fn report_not_started(
     what: impl Iterator<Item = String>,
     peer: &str,
@@ -113,8 +112,7 @@ pub(crate) fn report_not_started(
     Summary { broken: Some(fault), ..summary }
 }
 
-/// Copies all of the work by these rules, over the session that is there and those that follow
-/// it.
+/// Copies the work by this policy, over this session and those that follow it.
 pub(crate) async fn copy(
     work: &[Work],
     policy: &CopyPolicy,
@@ -125,7 +123,7 @@ pub(crate) async fn copy(
 ) -> Summary {
     tokio::pin!(stop);
     let peer = peer(&options.connect.host, options.connect.port);
-    // Another server, however trusted, has other files: only this one can go on with them.
+    // Another server, even a trusted one, has other files: only this one can resume.
     options.connect.fingerprint = Some(session.server());
     let mut ledger = Ledger::new(&peer);
     let mut backoff = Backoff::copy(options.timeout, Instant::now());
@@ -136,14 +134,14 @@ pub(crate) async fn copy(
         ledger = copied.ledger;
         let fault = match broken {
             Some(fault) if may_resume(fault.code) => fault,
-            // Who says nothing for the whole of the timeout hears no goodbye either.
+            // A server that was silent for the whole timeout receives no goodbye either.
             end if end.as_ref().is_some_and(|fault| fault.code == Code::TimedOut) => break end,
             end => {
                 session.close().await;
                 break end;
             }
         };
-        // Its workers end and its files are let go of before the next one wants them.
+        // Ends the workers and closes the files before the next session opens them.
         drop(session);
         backoff.session_ended(progress_made, Instant::now());
         let (options, backoff) = (&options, &mut backoff);
@@ -168,17 +166,17 @@ pub(crate) async fn copy(
     summary
 }
 
-/// One search for a server that was lost.
+/// The attempts to reconnect to a lost server.
 struct Reconnect<'a> {
     peer: &'a str,
     options: &'a SessionOptions,
     backoff: &'a mut Backoff,
-    /// What is to be gone on with.
+    /// The work to resume.
     work: &'a [Work],
 }
 
 impl Reconnect<'_> {
-    /// Waits and connects until there is a session, or says why there will be none.
+    /// Waits and connects until there is a session, or gives up with the cause.
     async fn connect(
         &mut self,
         lost: Fault,
@@ -191,7 +189,7 @@ impl Reconnect<'_> {
         loop {
             let pause = match next {
                 RetryDecision::Final => return Err(cause),
-                // Each time: the reader of a pipe may have gone meanwhile.
+                // Checked each time: the reader of a pipe may have closed it meanwhile.
                 _ if !self.work.iter().all(Work::can_resume) => return Err(lost),
                 RetryDecision::Exhausted => return Err(self.exhausted(&lost, &cause)),
                 RetryDecision::After(pause) => pause,
@@ -223,7 +221,7 @@ impl Reconnect<'_> {
         }
     }
 
-    /// What to say when it was tried for long enough.
+    /// The fault after the timeout without progress.
     fn exhausted(&self, lost: &Fault, cause: &Fault) -> Fault {
         let seconds = self.options.timeout.as_secs();
         let last = if cause == lost { String::new() } else { format!("; {}", cause.text) };

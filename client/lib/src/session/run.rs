@@ -1,6 +1,5 @@
-//! What a session is used for: a copy within one session, which takes up the ledger of those before
-//! it, turns until the work is done or the session breaks, and hands the ledger on; or answers to
-//! questions. `retry` calls this; a turn is in `mod.rs`.
+//! Runs one session: copies its share of the work, from the ledger of earlier sessions to the
+//! ledger for the next one; or serves a mount. `retry` calls this; a turn is in `mod.rs`.
 
 use crate::remote_fs::service::{FsRequest, Service, TransportInfo};
 use crate::session::Session;
@@ -21,20 +20,19 @@ use verbatim_proto::message::{
 };
 use verbatim_proto::{Code, Fault, Look};
 
-/// How often a server that answers questions is asked whether it is there: more often than it may
-/// find the session idle.
+/// How often a session that serves a mount pings its server, before the server finds it idle.
 const PING: Duration = Duration::from_secs(3);
 
-/// How often an observer hears of progress.
+/// How often the observer gets the progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
 impl Session {
-    /// Who the server is.
+    /// The fingerprint of the server's key.
     pub fn server(&self) -> Fingerprint {
         self.dispatcher.engine.server()
     }
 
-    /// For how long the server has not said what it owes.
+    /// How long the server has been silent, while it owed an answer.
     pub(crate) fn silent_for(&mut self) -> Duration {
         let timeout = self.dispatcher.engine.options().timeout;
         let clock = self.dispatcher.engine.clock();
@@ -45,9 +43,9 @@ impl Session {
         so_far.min(timeout)
     }
 
-    /// Copies what of this is not over, and tells the observer. Stops early only when `stop`
-    /// completes, which is then not to be asked again, or when the session breaks. What is
-    /// unfinished then is let go of, not failed.
+    /// Copies the unfinished work and reports to the observer. Stops early only when the session
+    /// breaks or `stop` completes, which must not be polled again. Unfinished work is then
+    /// suspended, not failed.
     pub(crate) async fn copy(
         &mut self,
         work: &[Work],
@@ -78,7 +76,7 @@ impl Session {
             self.dispatcher.engine.outcomes().report(observer);
             moved.look(self.dispatcher.engine.moved_bytes(), now);
             if self.dispatcher.engine.read().awaits_taker() {
-                // It is somebody at this end who takes his time, and not the server.
+                // The reader of a pipe is slow, not the server.
                 moved.at = Some(now);
             }
             if now.saturating_duration_since(last) >= PROGRESS_EVERY {
@@ -89,7 +87,7 @@ impl Session {
                 break;
             }
         }
-        // Before what this side finishes alone, which is no silence of the server's.
+        // Measured before local commits, which are no silence of the server.
         let silent = self.silent_for();
         if self.dispatcher.engine.session_fault().is_some() {
             self.finish_locally(&mut moved, stop).await;
@@ -111,7 +109,7 @@ impl Session {
         }
     }
 
-    /// Asks for links, and tells the server what it is to do and to tell.
+    /// Requests links, and tells the server the policy and the reports it should send.
     fn begin_links(&mut self) {
         let engine = &mut self.dispatcher.engine;
         match engine.policy().task {
@@ -128,21 +126,19 @@ impl Session {
         }
     }
 
-    /// Finishes what this side can without the server, when a session broke or somebody wants it
-    /// to end.
+    /// Finishes what needs no server, after the session broke or the user interrupted it.
     async fn finish_locally(
         &mut self,
         moved: &mut ByteProgress,
         stop: &mut (impl Future<Output = ()> + Unpin),
     ) {
-        // What came with the end of the session may have made a file whole.
+        // The last messages may have completed a file.
         self.dispatcher.engine.clock().update();
         self.dispatcher.advance();
         let interrupted = |fault: &Fault| fault.code == Code::Interrupted;
         let Some(transfer) = self.dispatcher.activity.transfer() else { return };
         if self.dispatcher.engine.session_fault().is_some_and(interrupted) {
-            // The reader of a pipe may never take the rest, and what an earlier run left may take
-            // long to hash: do not wait for either.
+            // Do not wait for the reader of a pipe, or for the hashing of a partial file.
             transfer.abandon_slow_finishers();
         }
         if !transfer.may_finish_slowly() {
@@ -157,13 +153,12 @@ impl Session {
         }
     }
 
-    /// Makes files durable that are all here, and finishes folders that are done: a session
-    /// that broke behind their last byte is nothing to them. One that broke when all was done
-    /// did not break at all.
+    /// Commits files whose bytes are all here and sets due metadata, although the session broke. If
+    /// that finishes all work, the session did not break.
     async fn commit_received(&mut self, moved: &mut ByteProgress) {
         loop {
             if self.dispatcher.take_last_answers() {
-                // The next session finds it at once, which is as good as bytes that moved.
+                // The next session finds the partial file at once, which counts as progress.
                 moved.at = Some(Instant::now());
             }
             if !self.dispatcher.is_committing() {
@@ -176,8 +171,9 @@ impl Session {
         }
     }
 
-    /// Answers questions until there are no more, or the session breaks. Unanswered ones are
-    /// dropped then, which the reader notices. `report_transport` hears what carries the data.
+    /// Serves the requests of a mount until the channel closes or the session breaks. Unanswered
+    /// requests are dropped then, which their callers notice. `report_transport` gets each change
+    /// of the transport.
     pub async fn serve(
         &mut self,
         asks: &mut mpsc::Receiver<FsRequest>,
@@ -211,13 +207,13 @@ impl Session {
                 self.dispatcher.drop_abandoned_reads();
             }
         };
-        // What is not answered never will be.
+        // Drops the unanswered requests.
         self.dispatcher.activity = Activity::Copy(Transfer::new(self.dispatcher.engine.waker()));
         served
     }
 }
 
-/// What became of a copy in one session.
+/// The result of one session of a copy.
 pub(crate) struct SessionResult {
     pub ledger: Ledger,
     pub progress_made: SessionProgress,
@@ -225,7 +221,7 @@ pub(crate) struct SessionResult {
     pub broken: Option<Fault>,
 }
 
-/// When a number last grew.
+/// When a count of bytes last grew.
 #[derive(Default)]
 struct ByteProgress {
     bytes: u64,

@@ -1,6 +1,5 @@
-//! `--atomic` on this machine: where a tree is built beside a local target, and
-//! what makes a later run the same run. The tree itself is `files::stage`. Called
-//! by `sync`.
+//! `--atomic` with a local target: prepares the staging tree beside the target, and the key by
+//! which a later run resumes it. `files::stage` builds the tree itself. Called by `sync`.
 
 use crate::session::Session;
 use crate::session::command_error::CopyError;
@@ -15,25 +14,25 @@ use verbatim_proto::plan::Options;
 use verbatim_proto::{Code, Digest, Fault, Habits, Resolution, WirePath};
 
 impl SyncOptions {
-    /// Whether a tree is built beside the target.
+    /// Whether the sync builds a staging tree (`--atomic`).
     pub(crate) fn is_atomic(&self) -> bool {
         self.atomic && !self.dry_run
     }
 
-    /// How trees are compared, by what is known of the target.
+    /// The options of the comparison, for the capabilities of the target's file system.
     pub(crate) fn plan_with(&self, fold_case: bool, habits: Habits, apart: bool) -> Options {
         let resolution = if self.exact { Resolution::default() } else { habits.resolution };
         let habits = Habits { resolution, ..habits };
         Options { fold_case, habits, apart, part: self.chosen.is_some(), ..self.plan }
     }
 
-    /// Whether times may be tried at the target.
+    /// Whether the sync may test the timestamps of the target's file system.
     pub(crate) fn tries(&self) -> bool {
         !self.dry_run && !self.exact
     }
 
-    /// Stands for what is copied from where: a run that was cut short is gone on with by the same
-    /// one, and no other.
+    /// The key of this sync: a later run resumes the staging tree only if it copies the same source
+    /// with the same options.
     pub(crate) fn key(&self, source: &str) -> Digest {
         let mut text = vec![source.as_bytes().to_vec(), vec![u8::from(self.plan.delete)]];
         text.extend(self.filter.texts().iter().cloned());
@@ -44,7 +43,7 @@ impl SyncOptions {
     }
 }
 
-/// Builds a tree beside a local target, or finds one; both are held.
+/// Creates or resumes the staging tree of a local target, and locks both.
 pub(crate) async fn prepare(
     session: &mut Session,
     target: &Path,
@@ -67,7 +66,8 @@ fn build(target: &Path, key: &Digest, held: Option<Hold>) -> Result<(Folder, Sta
     Ok((folder.below(stage.path())?, stage))
 }
 
-/// The folder that a target is in, and its name there. What a link leads to is the target.
+/// The parent folder of a target, and its name there. A link is resolved: its destination is the
+/// target.
 fn split(target: &Path) -> Result<(PathBuf, WirePath), Fault> {
     let what = || format!("cannot build a tree beside {}", target.display());
     let no_name = || {
@@ -92,7 +92,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_target_is_split_where_it_really_is() {
+    fn a_target_is_split_after_its_links_are_resolved() {
         let dir = tempfile::tempdir().expect("folder");
         let dir = dir.path().canonicalize().expect("there");
         fs::create_dir_all(dir.join("a/b")).expect("makes");

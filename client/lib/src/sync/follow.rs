@@ -1,6 +1,5 @@
-//! `rdma-sync --watch`: a mirror that follows its source. Whichever side that is
-//! on is watched (`watch`), every change is followed by a pass, and a pass is
-//! what `sync` does once. Called by the binary and by tests.
+//! `rdma-sync --watch`: a mirror that follows its source. It watches the source (`watch`) and runs
+//! a pass for every change; a pass is one `sync`. Called by the commands and by tests.
 
 use crate::session::backoff::is_transient;
 use crate::session::command_error::{CopyError, Running};
@@ -22,8 +21,8 @@ use verbatim_engine::model::report::{
 use verbatim_proto::{Changes, Code, Excludes, Fault, Watch};
 use verbatim_telemetry::notify::Notifier;
 
-/// Makes the target equal to the source, and keeps it so until `stop` says otherwise. What
-/// fails before it was equal once is an error; later it is tried again.
+/// Makes the target equal to the source, and keeps it so until `stop` is true. A failure before the
+/// first success is an error; later ones are retried.
 pub fn follow<'a>(
     options: &'a SyncOptions,
     session: SessionOptions,
@@ -79,31 +78,31 @@ fn shown(location: &Location) -> String {
     }
 }
 
-/// What need not be watched. Where something is included again all is watched: a pass leaves
-/// out what it must.
+/// The patterns that the watch may exclude. If a pattern includes something again, the watch
+/// excludes nothing, and the passes apply the patterns.
 fn excludes(options: &SyncOptions) -> Vec<Vec<u8>> {
     let texts = options.filter.texts();
     if texts.iter().any(|text| text.starts_with(b"!")) { Vec::new() } else { texts.to_vec() }
 }
 
-/// The passes of a mirror.
+/// Runs the passes of a mirror.
 struct SyncPasses<'a> {
     options: SyncOptions,
     session: SessionOptions,
     observer: &'a mut dyn Observer,
     stop: watch::Receiver<bool>,
-    /// Whether a pass went as far as comparing.
+    /// Whether a pass has ever compared the trees.
     begun: bool,
-    /// What has a target on a server between two passes.
+    /// The session that keeps the lock on a remote target between two passes.
     keeper: Option<LockKeeper>,
-    /// The target, between two passes as well: no other run takes it meanwhile.
+    /// The lock on the target, kept between two passes, so that no other run takes it.
     held: TargetHold,
 }
 
 impl PassRunner for SyncPasses<'_> {
     async fn pass(&mut self, changes: &Changes) -> Result<PassResult, ClientError> {
         let mut part = PassResult::default();
-        // Whatever its time is: another write within the same second is told as well.
+        // Ignore the times: another write within the same second is reported as well.
         let exact = !changes.rescan && self.begun;
         if exact && self.options.chosen.is_none() {
             let chosen = Some(Arc::new(Chosen::changed(changes)));
@@ -112,8 +111,8 @@ impl PassRunner for SyncPasses<'_> {
             if part.error.is_none() || *self.stop.borrow() {
                 return Ok(part);
             }
-            // What stands in the way of a part may not stand in the way of all: a limit of what
-            // may go, names of one file of which only one was looked at.
+            // A failure of a partial pass may not affect a full one: the limit of deletions, or
+            // hard links of which only one was compared.
         }
         let options = SyncOptions { exact, ..self.options.clone() };
         let all = self.compare(&options, false).await?;
@@ -126,7 +125,7 @@ impl PassRunner for SyncPasses<'_> {
 }
 
 impl SyncPasses<'_> {
-    /// Compares, and makes equal. What fails of a part is not told yet.
+    /// Runs one pass. The failures of a partial pass are not reported yet.
     async fn compare(
         &mut self,
         options: &SyncOptions,
@@ -159,7 +158,7 @@ impl SyncPasses<'_> {
         }
     }
 
-    /// What a pass is that did not go as far as comparing.
+    /// The result of a pass that failed before the comparison.
     fn failed_pass(&self, error: ClientError) -> Result<PassResult, ClientError> {
         if self.begun && is_transient(&error) {
             return Ok(PassResult {
@@ -172,7 +171,7 @@ impl SyncPasses<'_> {
     }
 }
 
-/// What a pass amounts to.
+/// The result of a pass, from the summary of its sync.
 fn pass_result(summary: &Summary, first: Option<String>) -> PassResult {
     let broken = summary.broken.as_ref().map(ToString::to_string);
     let failed = (summary.failed > 0).then(|| format!("{} not done", summary.failed));
@@ -185,8 +184,8 @@ fn pass_result(summary: &Summary, first: Option<String>) -> PassResult {
     }
 }
 
-/// A pass of all behind one of a part: both did something, and what the part could not do is in
-/// the pass of all.
+/// Adds the result of a partial pass to that of the full pass after it, which retried the failures
+/// of the first.
 fn combine(part: &PassResult, all: PassResult) -> PassResult {
     PassResult {
         changes: part.changes + all.changes,
@@ -196,11 +195,11 @@ fn combine(part: &PassResult, all: PassResult) -> PassResult {
     }
 }
 
-/// Passes everything on, and remembers the first failure.
+/// Forwards all reports, and remembers the first failure.
 struct FirstFailure<'a> {
     observer: &'a mut dyn Observer,
     first: Option<String>,
-    /// Whether failures are left to the pass that follows.
+    /// Whether failures are left to the full pass that follows.
     part: bool,
 }
 
@@ -251,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_and_the_whole_behind_it_are_summed() {
+    fn a_partial_pass_and_the_full_pass_after_it_are_summed() {
         let none = PassResult::default();
         let part =
             PassResult { changes: 2, bytes: 20, failed: 3, error: Some("no".into()), ..none };

@@ -1,8 +1,7 @@
-//! A target that is kept current: a pass makes it equal to its source, and every
-//! time the source changes another one follows. This file decides when; what a
-//! pass is, is for the caller to say. A pass that fails is tried again with
-//! growing pauses, a source that is lost is waited for. What is known is told:
-//! to the status file, to systemd, and to whoever observes.
+//! The loop of a mirror that follows its source: a first pass makes the target equal, and each
+//! change of the source starts another. This file decides when; the caller's [`PassRunner`] runs
+//! them. A failed pass is retried with growing pauses; a lost source is waited for. The loop
+//! reports its status to the status file, to systemd and to the observer.
 
 use crate::session::backoff::{Backoff, RetryDecision};
 use crate::watch::{SourceWatch, WatchEvent};
@@ -15,61 +14,61 @@ use verbatim_engine::model::follow_status::{
 use verbatim_proto::{Changes, Fault};
 use verbatim_telemetry::notify::Notifier;
 
-/// What became of a pass.
+/// The result of a pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PassResult {
-    /// What was changed at the target.
+    /// How many entries the pass changed at the target.
     pub changes: u64,
-    /// The bytes of files that were copied.
+    /// How many bytes of files it copied.
     pub bytes: u64,
-    /// How much could not be done.
+    /// How many entries failed.
     pub failed: u64,
-    /// Why, of the first of them; also where all of it failed.
+    /// The first failure, or why the whole pass failed.
     pub error: Option<String>,
-    /// Whether all was looked at, though only a part was asked for.
+    /// Whether the pass compared the whole trees, though only a part was requested.
     pub whole: bool,
 }
 
-/// Something that makes the target equal to the source.
+/// Runs the passes of a mirror.
 pub trait PassRunner {
-    /// Makes what changed equal. An error is one that no other pass would mend.
+    /// Copies these changes to the target. An error is permanent: another pass would fail too.
     fn pass(&mut self, changes: &Changes) -> impl Future<Output = Result<PassResult, ClientError>>;
 
-    /// Hears how it is, whenever that changes.
+    /// Receives the status whenever it changes.
     fn status_changed(&mut self, _status: &FollowStatus) {}
 }
 
-/// Keeps a target current.
+/// The loop of a mirror that follows its source.
 pub struct FollowLoop<P> {
     passes: P,
     status: FollowStatus,
     file: StatusFile,
     notifier: Notifier,
-    /// Whether systemd knows that the service is ready.
+    /// Whether systemd has been sent `READY=1`.
     ready: bool,
-    /// Whether the status file could not be written the last time.
+    /// Whether the last write of the status file failed.
     unwritten: bool,
-    /// Why the source cannot be heard, until it is heard again.
+    /// Why the source is lost, until it sends changes again.
     lost: Option<String>,
     retry: PassRetry,
 }
 
 impl<P: PassRunner> FollowLoop<P> {
-    /// What keeps it, and where that is told.
+    /// A loop over these passes, which reports its status to this file and to systemd.
     pub fn new(passes: P, status: FollowStatus, file: StatusFile, notifier: Notifier) -> Self {
         let (ready, unwritten, lost, retry) = (false, false, None, PassRetry::default());
         Self { passes, status, file, notifier, ready, unwritten, lost, retry }
     }
 
-    /// Goes on until `stop` says so, or nothing can be done any more. A pass that is under way
-    /// then is waited for: whoever makes passes ends them early.
+    /// Runs until `stop` is true, or an error is permanent. Waits for a pass that is running then:
+    /// the runner stops it early.
     pub async fn run(
         &mut self,
         watching: &mut SourceWatch,
         mut stop: watch::Receiver<bool>,
     ) -> Result<(), FollowError> {
-        // At once: a file that cannot be written is found out before the first pass. Later that
-        // is no reason to copy nothing.
+        // Write it first: a status file that cannot be written is an error before the first pass,
+        // and only a warning later.
         self.file.write(&mut self.status)?;
         self.report_state(FollowState::Starting, None);
         let ended = self.run_until_stopped(watching, &mut stop).await;
@@ -88,12 +87,12 @@ impl<P: PassRunner> FollowLoop<P> {
             let retry = self.retry.due();
             let heard = tokio::select! {
                 biased;
-                // One that is gone will not say it later.
+                // Stop if the sender is gone: it cannot stop the loop later.
                 _ = stop.wait_for(|stop| *stop) => return Ok(()),
                 heard = watching.next() => Some(heard?),
                 () = tokio::time::sleep_until(retry.into()) => {
                     if !self.retry.is_due() {
-                        // Nothing is to be done; it is only to be seen that we are here.
+                        // Nothing has changed; only renew the heartbeat.
                         self.report_state(self.status.state, self.status.error.clone());
                         continue;
                     }
@@ -115,7 +114,7 @@ impl<P: PassRunner> FollowLoop<P> {
         }
     }
 
-    /// Does the work of a pass. While that takes long, it is still seen that we are here.
+    /// Runs a pass, and renews the heartbeat meanwhile.
     async fn run_pass(&mut self, changes: &Changes) -> Result<PassResult, FollowError> {
         let Self { passes, status, file, notifier, unwritten, .. } = self;
         let work = passes.pass(changes);
@@ -131,7 +130,7 @@ impl<P: PassRunner> FollowLoop<P> {
         }
     }
 
-    /// One pass, and what is told before and after it.
+    /// Runs one pass, and reports the status before and after it.
     async fn pass(
         &mut self,
         changes: &Changes,
@@ -140,8 +139,8 @@ impl<P: PassRunner> FollowLoop<P> {
         let state = if self.ready { FollowState::Syncing } else { FollowState::Starting };
         let before = self.status.error.clone();
         self.report_state(state, None);
-        // What failed before is looked at again with everything, when its pause is over; what
-        // changes meanwhile need not wait for that, nor bring it about.
+        // After a failure the next full pass waits for its pause. Changes meanwhile are copied
+        // without that wait, and do not shorten it.
         let all = Changes::rescan();
         let is_part = self.retry.at.is_some() && !self.retry.is_due() && !changes.rescan;
         let changes = if self.retry.at.is_some() && !is_part { &all } else { changes };
@@ -154,7 +153,7 @@ impl<P: PassRunner> FollowLoop<P> {
         self.status.failed = pass.failed + if is_part { self.status.failed } else { 0 };
         self.status.pass_seconds = begin.elapsed().as_secs_f64();
         match pass.error {
-            // It was ended, and is not behind.
+            // The pass was stopped, so the target does not count as behind.
             Some(_) if *stop.borrow() => {}
             error if is_part => self.settle(FollowState::Behind, before.or(error)),
             None => {
@@ -170,8 +169,8 @@ impl<P: PassRunner> FollowLoop<P> {
         Ok(())
     }
 
-    /// Tells how it is behind a pass: whatever that made equal, of a source that cannot be heard
-    /// nobody knows.
+    /// Reports the status after a pass. While the source is lost, nobody knows whether the target
+    /// is current.
     fn settle(&mut self, state: FollowState, error: Option<String>) {
         match self.lost.clone() {
             Some(lost) => self.report_state(FollowState::Lost, Some(lost)),
@@ -195,7 +194,7 @@ impl<P: PassRunner> FollowLoop<P> {
     }
 }
 
-/// Writes the status; that it cannot be is said once, until it can.
+/// Writes the status; logs a failure once, until a write succeeds.
 fn write(file: &StatusFile, status: &mut FollowStatus, unwritten: &mut bool) {
     let written = file.write(status);
     if let (Err(fault), false) = (&written, *unwritten) {
@@ -204,7 +203,7 @@ fn write(file: &StatusFile, status: &mut FollowStatus, unwritten: &mut bool) {
     *unwritten = written.is_err();
 }
 
-/// How it is, in words.
+/// The status as a sentence, for systemd.
 fn sentence(status: &FollowStatus) -> String {
     let FollowStatus { source, target, .. } = status;
     let error = status.error.as_deref().unwrap_or("for no reason that is known");
@@ -218,18 +217,18 @@ fn sentence(status: &FollowStatus) -> String {
     }
 }
 
-/// Why a target is kept current no longer.
+/// Why the loop ended.
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
-    /// The source cannot be watched, or the passes cannot go on.
+    /// The source cannot be watched, or a pass failed permanently.
     #[error("{0}")]
     Client(#[from] ClientError),
-    /// The status cannot be told.
+    /// The status file cannot be written.
     #[error("{0}")]
     Status(#[from] Fault),
 }
 
-/// When a pass that failed is tried again.
+/// When a failed pass is retried.
 #[derive(Debug)]
 struct PassRetry {
     at: Option<Instant>,
@@ -243,8 +242,7 @@ impl Default for PassRetry {
 }
 
 impl PassRetry {
-    /// A pass failed. Another one follows, whatever the failure was: one that no other pass would
-    /// mend has ended the loop.
+    /// Schedules the retry of a failed pass. Permanent failures have ended the loop.
     fn failed(&mut self, now: Instant) {
         if let RetryDecision::After(pause) = self.backoff.lost(now) {
             self.at = Some(now + pause);
@@ -255,7 +253,7 @@ impl PassRetry {
         self.at.is_some_and(|at| at <= Instant::now())
     }
 
-    /// When there is something to do: another try, or to show that we are here.
+    /// The time of the next retry or heartbeat.
     fn due(&self) -> Instant {
         let beat = Instant::now() + HEARTBEAT_INTERVAL;
         self.at.map_or(beat, |at| at.min(beat))
@@ -269,12 +267,12 @@ mod tests {
     use std::time::Duration;
     use verbatim_proto::Excludes;
 
-    /// Passes that go as they are told to, and say what they heard.
+    /// A runner with scripted outcomes, which records its calls.
     struct Scripted {
         outcomes: Vec<Option<String>>,
         looks: Vec<bool>,
         states: Vec<FollowState>,
-        /// Whether every pass looks at all.
+        /// Whether every pass compares the whole trees.
         whole: bool,
     }
 
@@ -294,7 +292,7 @@ mod tests {
         }
     }
 
-    /// Everything that is in a socket.
+    /// All messages in a socket.
     fn told(socket: &UnixDatagram) -> String {
         socket.set_nonblocking(true).expect("takes it");
         let mut buffer = [0; 4096];
@@ -317,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_stops_when_it_is_told_to() {
+    async fn the_loop_ends_when_stop_is_true() {
         let dir = tempfile::tempdir().expect("folder");
         let path = dir.path().join("status");
         let passes =
@@ -343,7 +341,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pass_follows_every_change_and_one_that_failed_is_tried_again() {
+    async fn every_change_starts_a_pass_and_a_failed_pass_is_retried() {
         let dir = tempfile::tempdir().expect("folder");
         let (source, path) = (dir.path().join("source"), dir.path().join("status"));
         std::fs::create_dir(&source).expect("makes");
@@ -395,7 +393,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lost_source_is_lost_until_it_is_heard_whatever_a_pass_says() {
+    async fn a_lost_source_stays_lost_until_it_sends_changes() {
         let mut follow_loop = scripted(&[None, None], None);
         let (_go_on, stop) = watch::channel(false);
         follow_loop.lost = Some("gone".into());
@@ -408,7 +406,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_changes_while_a_failure_waits_is_a_part_and_the_failure_stays() {
+    async fn changes_before_a_retry_run_a_partial_pass_and_keep_the_failure() {
         let mut follow_loop = scripted(&[Some("no"), None, Some("nor this"), None], None);
         let (_go_on, stop) = watch::channel(false);
         let some = Changes { changes: Vec::new(), rescan: false };
@@ -422,7 +420,7 @@ mod tests {
             assert_eq!(follow_loop.retry.at, due, "it is put off by nothing");
         }
         assert_eq!(follow_loop.status.failed, 2);
-        // A part that could not be done alone became a look at all, and failed: that is all.
+        // A partial pass that failed became a full one and failed too: only that failure counts.
         follow_loop.passes.whole = true;
         follow_loop.passes.outcomes.insert(0, Some("all of it".into()));
         follow_loop.pass(&some, &stop).await.expect("goes on");
@@ -442,7 +440,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_status_that_cannot_be_written_any_more_ends_nothing() {
+    async fn a_status_file_that_fails_later_does_not_end_the_loop() {
         let dir = tempfile::tempdir().expect("folder");
         let mut follow_loop = scripted(&[None], Some(dir.path().join("no/status")));
         let (_go_on, stop) = watch::channel(false);
@@ -458,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_between_tries_grow_up_to_a_bound() {
+    fn pauses_between_retries_grow_up_to_a_bound() {
         let mut retry = PassRetry::default();
         assert!(!retry.is_due());
         let now = Instant::now();

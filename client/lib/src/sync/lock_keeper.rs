@@ -1,6 +1,6 @@
-//! A session that does nothing but stay: with it a server keeps a target for a run
-//! between two passes, so that no other run takes it meanwhile. Where it is lost,
-//! the next pass makes another first. Called by `follow` for targets on a server.
+//! An idle session that keeps the server's lock on a target between two passes, so that no other
+//! run takes it. If the session is lost, the next pass connects another one first. Called by
+//! `follow` for remote targets.
 
 use crate::session::Session;
 use crate::session::backoff::random;
@@ -10,7 +10,7 @@ use verbatim_engine::connection::options::SessionOptions;
 use verbatim_engine::connection::transport::{CarrierOptions, Transport};
 use verbatim_proto::{Digest, WirePath};
 
-/// What stays between two passes, until this is dropped.
+/// Keeps the lock on a remote target until it is dropped.
 pub(crate) struct LockKeeper {
     key: Digest,
     task: Option<JoinHandle<()>>,
@@ -22,12 +22,12 @@ impl LockKeeper {
         Self { key: Digest::of(words.as_flattened()), task: None }
     }
 
-    /// What the sessions of this run say to be known as such.
+    /// The key by which the sessions of this run share the lock.
     pub fn key(&self) -> Digest {
         self.key
     }
 
-    /// Makes the session where there is none. Where it cannot be had no pass can be made either.
+    /// Connects the session, unless it is alive. Without it no pass could connect either.
     pub async fn connect(&mut self, options: &SessionOptions) -> Result<(), ClientError> {
         if self.task.as_ref().is_some_and(|task| !task.is_finished()) {
             return Ok(());
@@ -37,7 +37,7 @@ impl LockKeeper {
         let options = SessionOptions { streams: 1, carrier, trace: None, ..options.clone() };
         let mut session = Session::connect(options).await?;
         session.share(self.key);
-        // What is asked behind that is answered behind it; what the answer is does not matter.
+        // Requests are answered in order, so an answer to this one means that the key was received.
         drop(session.stat(&WirePath::root()).await?);
         self.task = Some(tokio::spawn(async move { session.keep_alive().await }));
         Ok(())

@@ -1,7 +1,6 @@
-//! `rdma-sync`: makes one tree equal to another, either of them on a server. This
-//! file says what is asked for, looks at both ends before anything is touched,
-//! and holds the target; a session does the rest (`tree_sync`). Called by
-//! the binary and by tests; tells everything to an observer.
+//! `rdma-sync`: makes one tree equal to another, one of them on a server. This module has the
+//! options, checks both ends before anything is written, and locks the target; a session does the
+//! rest (`tree_sync`). Called by the commands and by tests; reports everything to an observer.
 
 mod atomic;
 pub mod follow;
@@ -30,29 +29,29 @@ use verbatim_proto::chosen::Chosen;
 use verbatim_proto::mirror::About;
 use verbatim_proto::{Code, Digest, Fault, Filter, Twin, WirePath, plan};
 
-/// What to make equal to what, and how.
+/// The options of a sync.
 #[derive(Clone)]
 pub struct SyncOptions {
-    /// The tree that the target is to equal.
+    /// The source tree.
     pub source: Location,
-    /// The tree that is changed.
+    /// The target tree, which is changed.
     pub target: Location,
-    /// What makes trees equal, and whether what is only at the target is deleted.
+    /// What makes entries equal, and whether extraneous entries of the target are deleted.
     pub plan: plan::Options,
-    /// What is left out on both sides.
+    /// Patterns to leave out on both sides.
     pub filter: Filter,
-    /// What alone is looked at, if not all of it.
+    /// The paths to compare, unless it is the whole tree (`--files-from`).
     pub chosen: Option<Arc<Chosen>>,
-    /// How much may be deleted.
+    /// The limit of deletions.
     pub limit: DeleteLimit,
-    /// Whether it is only told what would be done.
+    /// Whether changes are only reported.
     pub dry_run: bool,
-    /// Whether all of it is seen at once, when it is there.
+    /// Whether the new tree replaces the target atomically (`--atomic`).
     pub atomic: bool,
-    /// Whether owners keep their numbers, whoever has these at the target.
+    /// Whether owners keep their numeric ids, whatever names these have at the target.
     pub numeric_ids: bool,
-    /// Whether times that the target cannot keep count as different: where something is known to
-    /// have changed, the little that its time differs by may be all that shows it.
+    /// Whether times count as different that the target cannot tell apart. For a file that is known
+    /// to have changed, such a small difference may be the only one.
     pub exact: bool,
 }
 
@@ -77,8 +76,8 @@ fn usage<T>(cause: &str, hint: &str) -> Result<T, CopyError> {
     Err(CopyError::Usage { cause: cause.into(), hint: Some(hint.into()) })
 }
 
-/// Makes the target equal to the source. Returns a summary once the target was looked at,
-/// whatever became of what is in it.
+/// Makes the target equal to the source. Returns a summary once the target was opened, even if
+/// entries failed.
 pub fn sync<'a>(
     options: &'a SyncOptions,
     session: SessionOptions,
@@ -88,7 +87,7 @@ pub fn sync<'a>(
     sync_until(options, session, observer, Box::pin(stop))
 }
 
-/// The same, boxed: so this crate compiles the session, and not each program that mirrors.
+/// Does the same, boxed: so this crate compiles the session, and not each program that mirrors.
 fn sync_until<'a>(
     options: &'a SyncOptions,
     session: SessionOptions,
@@ -119,17 +118,17 @@ async fn sync_once(
     Ok(Summary { reconnects: summary.reconnects + reconnects, ..summary })
 }
 
-/// What a run has of its target while it is not at it.
+/// The lock on a target between the passes of a run.
 #[derive(Default)]
 struct TargetHold {
-    /// A target here.
+    /// The lock on a local target.
     local: Option<Hold>,
-    /// What its sessions say to a server that keeps a target for it.
+    /// The key by which the sessions of this run share the lock of the server.
     share: Option<Digest>,
 }
 
-/// The same, of a target that may be held already, and is held on. Whoever follows a tree comes
-/// again where the server is lost before it begins.
+/// Does one pass of a followed source, whose target may be locked already. Unlike `sync` it does
+/// not reconnect before the copy begins: the caller retries.
 async fn sync_held(
     options: &SyncOptions,
     session: SessionOptions,
@@ -154,7 +153,7 @@ async fn sync_held(
     Ok(run(options, prepared, (first, session), held, observer, stop).await)
 }
 
-/// Whom to ask for it, and how.
+/// Checks the remote path, and completes the options of the session.
 fn checked(
     options: &SyncOptions,
     session: SessionOptions,
@@ -166,7 +165,7 @@ fn checked(
     Ok((remote, SessionOptions { preserve: !options.dry_run, ..session }))
 }
 
-/// What is to be made equal, and the target, held, if it is here.
+/// The mirror, and the lock if the target is local.
 type Prepared = (Mirror, Option<Hold>);
 
 async fn prepare(
@@ -214,7 +213,7 @@ async fn run(
     summary
 }
 
-/// A mirror of a tree of the server, into a folder here that is held.
+/// Prepares a download into a local folder, which it locks.
 async fn down(
     options: &SyncOptions,
     remote: &Remote,
@@ -236,7 +235,7 @@ async fn down(
         false => Ok(None),
     };
     let (folder, hold, atomic_target, avoid) = if options.is_atomic() {
-        // Looked at before anything is built.
+        // Check the target before the staging tree is built.
         let there = Folder::open(target).ok().map(|folder| looked(&folder)).transpose()?;
         let avoid = there.map(places).transpose()?.flatten();
         let key = options.key(&remote.to_string());
@@ -278,7 +277,7 @@ async fn down(
     Ok((mirror, hold))
 }
 
-/// A mirror of a folder here, to a tree of the server, which holds it.
+/// Prepares an upload of a local folder; the server locks the target.
 async fn up(
     options: &SyncOptions,
     source: &Path,
@@ -329,7 +328,7 @@ async fn begin(session: &mut Session, remote: &Remote, hold: bool) -> Result<Abo
     Ok(answer.map_err(only_folders).map_err(ClientError::Fault)?)
 }
 
-/// Adds what to do to a fault about something that is no folder.
+/// Adds a hint to a fault about something that is not a folder.
 fn only_folders(fault: Fault) -> Fault {
     match fault.code {
         Code::NotFolder => Fault::new(
@@ -340,7 +339,7 @@ fn only_folders(fault: Fault) -> Fault {
     }
 }
 
-/// Opens a local target, and makes it if it is missing and anything is to be written.
+/// Opens a local target; creates it if it is missing, unless nothing is to be written.
 fn open_target(target: &Path, dry_run: bool) -> Result<Option<Folder>, Fault> {
     let what = || format!("cannot make folder {}", target.display());
     match std::fs::symlink_metadata(target) {
@@ -353,16 +352,16 @@ fn open_target(target: &Path, dry_run: bool) -> Result<Option<Folder>, Fault> {
         _ => {}
     }
     let folder = Folder::open(target).map_err(only_folders)?;
-    // The tree is told without following a link, so nothing is written through one either.
+    // The tree is scanned without following links, so nothing may be written through one either.
     folder.plain_below(&WirePath::root()).map(Some)
 }
 
-/// Holds a local target, or says who has it.
+/// Locks a local target, or says which process has locked it.
 fn hold(folder: &Folder, target: &Path) -> Result<Hold, Fault> {
     let what = format!("cannot hold {}", target.display());
     let fd = folder.open_folder(&WirePath::root())?;
     let hold = Hold::take(fd, &what).map_err(|error| not_held(error, target))?;
-    // A tree that was built beside it may have taken its place meanwhile.
+    // A staging tree may have replaced it meanwhile.
     let is = Folder::open(target).ok().and_then(|folder| which(&**folder.fd()).ok());
     if is == Some(hold.folder) {
         return Ok(hold);
@@ -370,7 +369,7 @@ fn hold(folder: &Folder, target: &Path) -> Result<Hold, Fault> {
     Err(Fault::new(Code::Limit, format!("{what}: another run finished just now; run it again")))
 }
 
-/// Says who has a local target.
+/// Says which process has locked a local target.
 fn not_held(error: NotHeld, target: &Path) -> Fault {
     match error {
         NotHeld::Fault(fault) => fault,
@@ -382,7 +381,7 @@ fn not_held(error: NotHeld, target: &Path) -> Fault {
     }
 }
 
-/// Refuses to make a tree equal to itself, or to a part of itself.
+/// Refuses to mirror a tree onto itself, or onto a folder that contains it.
 fn check_places(source: Twin, above_source: &[Twin], target: Twin) -> Result<(), CopyError> {
     if source == target {
         return usage("source and target are the same folder", "name two different ones");

@@ -1,16 +1,15 @@
-//! Waits until a mirror that somebody else keeps is current, by its status file.
-//! Never writes anything. Called by the binary for a job that needs the data.
+//! `rdma-sync --wait`: waits until another process's mirror is current, by its status file. Never
+//! writes anything. Called by the commands, for a job that needs the data.
 
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 use verbatim_engine::model::follow_status::{FollowState, FollowStatus};
 use verbatim_proto::{Code, Fault};
 
-/// How often the status is read.
+/// The status file is read this often.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Returns when the status file says that the mirror is current, and is fresh; or says why not
-/// when it took too long.
+/// Returns once the status is current and fresh; fails with the reason after `at_most`.
 pub async fn wait(path: &Path, at_most: Duration) -> Result<FollowStatus, Fault> {
     let begin = Instant::now();
     loop {
@@ -72,7 +71,7 @@ mod tests {
         (status.state, status.error) = (FollowState::Lost, Some("h hung up".into()));
         file.write(&mut status).expect("writes");
         refused("it is without its source: h hung up").await;
-        // Somebody who died while it was current.
+        // A process that died while current.
         status.state = FollowState::Current;
         let old = FollowStatus { written: status.written - 60.0, ..status.clone() };
         let text = serde_json::to_string(&old).expect("JSON");

@@ -1,7 +1,6 @@
-//! Does the steps of a mirror. On the way down the target is on this machine:
-//! files are queued as downloads, all else is done by jobs (`apply_local`). On the way
-//! up the server makes folders and links and does changes, many in one message,
-//! and files are queued as uploads behind their folders.
+//! Applies the steps of a mirror. With a local target, files are queued as downloads and jobs do
+//! everything else (`apply_local`). With a remote target, the server creates folders and links and
+//! makes changes, many per message; files are queued as uploads after their folders.
 
 use crate::tree_sync::apply_local::{LocalOp, LocalOps};
 use crate::tree_sync::delta_candidates::DeltaCandidates;
@@ -25,22 +24,22 @@ use verbatim_proto::plan::What;
 use verbatim_proto::units::{BATCH_FILES_MAX, FRAME_BYTES_MAX};
 use verbatim_proto::{Code, Fault, Node, WirePath};
 
-/// Requests for changes that may wait for their answer; the server takes more.
+/// Change requests in flight; the server accepts more.
 const CHANGES_MAX: usize = 16;
 
-/// Things to make, and files behind them, gathered for one message.
+/// Folders and links to create with one message, and the files after them.
 #[derive(Default)]
 struct EntryBatch {
     makes: Vec<(NewEntry, (WorkItem, String))>,
     files: Vec<(WorkItem, Upload)>,
 }
 
-/// What a mirror does at its target, and what waits for it.
+/// The steps that a mirror applies, and those that wait.
 pub(crate) struct Apply {
     entry_batch: EntryBatch,
-    /// Changes that the server was asked for.
+    /// Changes requested from the server.
     requested: HashMap<u32, Vec<PendingChange>>,
-    /// Changes to ask for.
+    /// Changes not yet requested.
     changes: Vec<(Edit, PendingChange)>,
     local_ops: LocalOps,
 }
@@ -55,7 +54,7 @@ impl Apply {
         }
     }
 
-    /// Steps that are not done yet.
+    /// Steps that are not finished.
     pub fn queued(&self) -> usize {
         let requested = self.requested.values().map(Vec::len).sum::<usize>();
         let entry_batch = self.entry_batch.makes.len() + self.entry_batch.files.len();
@@ -66,29 +65,29 @@ impl Apply {
         self.queued() == 0 && self.requested.is_empty() && self.local_ops.is_idle()
     }
 
-    /// Whether the server was asked for changes and has not answered.
+    /// Whether the server owes answers to changes.
     pub fn awaits(&self) -> bool {
         !self.requested.is_empty()
     }
 
-    /// Whether a job changes something at a target on this machine.
+    /// Whether a job changes a local target.
     pub fn is_applying_locally(&self) -> bool {
         self.local_ops.is_busy()
     }
 
-    /// Has all done that waits: by jobs on this machine, or by the server.
+    /// Starts waiting steps: local ones in jobs, remote ones with messages.
     pub fn pump(&mut self, engine: &mut Engine, spec: &Spec, transfer: &mut Transfer) {
         self.send_changes(engine);
         transfer.queue_downloads(engine, self.local_ops.pump(spec));
     }
 
-    /// Takes the answers of jobs.
+    /// Handles the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine, spec: &Spec, transfer: &mut Transfer) {
         let files = self.local_ops.take_answers(engine, spec);
         transfer.queue_downloads(engine, files);
     }
 
-    /// The server made changes, or did not.
+    /// Handles the server's answers to changes.
     pub fn changed(
         &mut self,
         engine: &mut Engine,
@@ -107,7 +106,7 @@ impl Apply {
         }
     }
 
-    /// Does a step now.
+    /// Applies a step now.
     pub fn apply_step(
         &mut self,
         engine: &mut Engine,
@@ -117,7 +116,7 @@ impl Apply {
         what: What,
     ) {
         let (item, label) = (spec.item(what.path()), spec.shown(what.path()));
-        // What was done, and is not equal now, is done again: it may have been in another tree.
+        // A finished file that differs is copied again: it may have been in another tree.
         if let What::Fetch { node, .. } = &what {
             engine.outcomes().ledger().forget_done(item, node.size);
         }
@@ -133,14 +132,14 @@ impl Apply {
             What::Skip { .. } => {
                 return engine.outcomes().skipped(item, label, SkipReason::Special);
             }
-            // What was in its place is still there.
+            // The folder in its place was not deleted.
             What::Fetch { late: true, .. } | What::Symlink { late: true, .. }
                 if deletes_refused =>
             {
                 let fault = Fault::new(Code::IsFolder, "a folder is in its place");
                 return engine.outcomes().failed(item, label, fault);
             }
-            // Another name of a file that is not what it should be would not be either.
+            // A hard link to a failed file fails with it.
             What::Link { to, .. } => {
                 if let Some(fault) = engine.outcomes().ledger().fault_of(spec.item(to)) {
                     return engine.outcomes().failed(item, label, fault);
@@ -249,7 +248,7 @@ impl Apply {
         self.entry_batch.makes.push((entry, (WorkItem::unguarded(item), label)));
     }
 
-    /// Has the server make what was gathered, and the files behind it sent.
+    /// Requests the collected folders and links, then queues the files after them.
     pub fn flush_makes(&mut self, engine: &mut Engine, transfer: &mut Transfer) {
         let EntryBatch { makes, files } = std::mem::take(&mut self.entry_batch);
         if !makes.is_empty() || !files.is_empty() {
@@ -257,7 +256,7 @@ impl Apply {
         }
     }
 
-    /// Removes what an interrupted copy left, unless somebody is at it.
+    /// Removes the partial file of an interrupted copy, unless a process has it open.
     pub fn sweep_leftover(&mut self, spec: &Spec, path: WirePath) {
         let (item, label) = (spec.item(&path), spec.shown(&path));
         let pending = PendingChange { item, label, gone: None };
@@ -268,7 +267,7 @@ impl Apply {
         }
     }
 
-    /// Asks the server for changes, as many at a time as it takes.
+    /// Requests waiting changes, within the bounds.
     fn send_changes(&mut self, engine: &mut Engine) {
         while self.requested.len() < CHANGES_MAX && !self.changes.is_empty() {
             let mut bytes = 0;
@@ -287,7 +286,7 @@ impl Apply {
     }
 }
 
-/// The file of the target that a step which copies is compared with.
+/// The basis for the copy of a file.
 fn basis_of(candidates: &DeltaCandidates, what: &What) -> Option<Basis> {
     match what {
         What::Fetch { node, there, .. } => candidates.basis(node, *there),
@@ -295,7 +294,7 @@ fn basis_of(candidates: &DeltaCandidates, what: &What) -> Option<Basis> {
     }
 }
 
-/// A folder for the server to make, open to its owner until it gets its metadata.
+/// A folder for the server to create, private until it gets its metadata.
 fn new_folder(path: WirePath, force: bool) -> NewEntry {
     let kind = EntryKind::Folder;
     NewEntry { path, kind, force, mode: 0o700, meta: None, unfinished: true }

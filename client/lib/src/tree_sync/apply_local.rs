@@ -1,7 +1,6 @@
-//! Steps of a mirror whose target is on this machine: a job does a page of them
-//! at a time, in order, so that the session hears its server and its user
-//! meanwhile. Files wait for the page before them, which makes their folders.
-//! Owns what waits; `apply` adds to it and takes what became of it.
+//! Applies the steps of a mirror to a local target: a job does a page of them at a time, in order,
+//! so that the session's task stays free. Downloads wait for the page before them, which creates
+//! their folders. Owns the waiting steps; `apply` adds them and handles the outcomes.
 
 use crate::tree_sync::report::PendingChange;
 use crate::tree_sync::spec::{AtomicTarget, Spec};
@@ -17,18 +16,18 @@ use verbatim_proto::message::EntryKind;
 use verbatim_proto::plan::What;
 use verbatim_proto::{Dropped, Fault, WirePath};
 
-/// Something to do at the target.
+/// An operation at the local target.
 pub(crate) enum LocalOp {
     Step(What),
-    /// Remove what an interrupted copy left, unless somebody is at it.
+    /// Removes the partial file of an interrupted copy, unless a process has it open.
     Sweep(WirePath),
 }
 
-/// What waits to be done, in order. No more is added than a mirror may have to do at a time.
+/// Waiting operations, in order. The mirror bounds their number.
 pub(crate) struct LocalOps {
     steps: Vec<(LocalOp, PendingChange)>,
     files: Vec<(WorkItem, Download)>,
-    /// The files behind what a job is doing; none while there is no job.
+    /// Downloads that wait for the running job; `None` while no job runs.
     files_after_job: Option<Vec<(WorkItem, Download)>>,
     jobs: Jobs<LocalOpResults>,
 }
@@ -54,13 +53,13 @@ impl LocalOps {
         self.len() == 0 && !self.is_busy()
     }
 
-    /// Whether a job is at it.
+    /// Whether a job runs.
     pub fn is_busy(&self) -> bool {
         self.files_after_job.is_some()
     }
 
-    /// Has all that waits done, unless a job is at what was before it. Returns the files that
-    /// wait for no folder.
+    /// Starts a job for all waiting operations, unless one runs. Returns the downloads that need
+    /// not wait for a folder.
     pub fn pump(&mut self, spec: &Spec) -> Vec<(WorkItem, Download)> {
         let (Some(folder), false) = (spec.mirror.folder.clone(), self.is_busy()) else {
             return Vec::new();
@@ -85,8 +84,7 @@ impl LocalOps {
         Vec::new()
     }
 
-    /// Takes the answer of the job, if it is there. Returns the files behind its page, which may
-    /// come now.
+    /// Handles the answer of the job, if it has arrived. Returns the downloads that waited for it.
     pub fn take_answers(&mut self, engine: &mut Engine, spec: &Spec) -> Vec<(WorkItem, Download)> {
         let Some(LocalOpResults(answers, dropped)) = self.jobs.next_answer() else {
             return Vec::new();
@@ -99,11 +97,11 @@ impl LocalOps {
     }
 }
 
-/// What became of a page, and what of metadata was not kept.
+/// The outcomes of a page, with the metadata that could not be stored.
 struct LocalOpResults(Vec<(PendingChange, Result<(), Fault>)>, Dropped);
 
-/// Does one of them; what may be shared with another tree is made its own before it changes.
-/// Says what of metadata was not kept.
+/// Does one operation. Copies a file first if it is shared with another tree. Returns the metadata
+/// that could not be stored.
 fn perform(
     folder: &Arc<Folder>,
     rules: &Rules,
@@ -127,7 +125,7 @@ fn perform(
         What::MakeFolder { node, replace: true } => folder.force_folder(&node.path, 0o700, true)?,
         What::MakeFolder { node, .. } => folder.make_folder(&node.path, 0o700, true)?,
         What::OpenUp { path } => {
-            // Where it cannot be, what is made in it says why.
+            // If this fails, creating its entries reports why.
             let _ = folder.open_up(&path);
         }
         What::Symlink { node, .. } => {

@@ -1,29 +1,28 @@
-//! Files of the target that may have what a file of the source has: the one it
-//! replaces, or one of the same size, which was renamed or copied. A guess costs
-//! a look at one range: whatever is taken from such a file is hashed, so a wrong
-//! one is never more than slow. Pure.
+//! Finds basis files at the target for a file of the source: the replaced file, or one of the same
+//! size, which may have been renamed or copied (rsync's `--fuzzy`). A wrong guess costs one range
+//! that is read and hashed, and nothing else: every copied byte is verified. Pure.
 
 use std::collections::BTreeMap;
 use verbatim_engine::local_io::delta_source::{BASIS_BYTES_MIN, Basis};
 use verbatim_proto::message::EntryKind;
 use verbatim_proto::{Digest, Node, Resolution, WirePath};
 
-/// Files of the target that are remembered; of more, those that come later are not.
+/// The most files of the target that are remembered; later ones are not.
 const FILES_MAX: usize = 1 << 16;
 
-/// Files of one size that are looked at.
+/// The most files of one size that are compared by time or digest.
 const COMPARED_MAX: usize = 64;
 
-/// Files of one size that are tried for a file of which nothing else is known.
+/// The most files of one size that are tried without other evidence.
 const GUESSES_MAX: usize = 8;
 
-/// What the target has.
+/// The large files of the target.
 #[derive(Default)]
 pub(crate) struct DeltaCandidates {
     files: BTreeMap<(u64, i64), Candidate>,
-    /// How finely its times are kept.
+    /// The resolution of timestamps at the target.
     resolution: Resolution,
-    /// All of the target was seen.
+    /// Whether the whole target was scanned.
     pub complete: bool,
 }
 
@@ -33,7 +32,7 @@ struct Candidate {
 }
 
 impl DeltaCandidates {
-    /// Of a target that keeps times so finely.
+    /// For a target with this resolution of timestamps.
     pub fn new(resolution: Resolution) -> Self {
         Self { resolution, ..Self::default() }
     }
@@ -48,13 +47,13 @@ impl DeltaCandidates {
         }
     }
 
-    /// Whether more may be known of what a new file is made of when all of the target was seen.
+    /// Whether the rest of the target may contain a better basis for a new file.
     pub fn may_learn(&self, node: &Node) -> bool {
         !self.complete && node.size >= BASIS_BYTES_MIN
     }
 
-    /// The file of the target that a file of the source is to be compared with; `there` says
-    /// that one of its name is there.
+    /// The basis files for a file of the source; `there` says that the target has a file of its
+    /// name.
     pub fn basis(&self, node: &Node, there: bool) -> Option<Basis> {
         if node.size < BASIS_BYTES_MIN {
             return None;
@@ -81,7 +80,7 @@ impl DeltaCandidates {
         if let Some(own) = own {
             return Some(Basis { paths: vec![own], fuzzy: false });
         }
-        // Where digests tell, nothing else of this size has its content.
+        // If digests are known, other files of this size differ.
         let any = others().filter(|_| node.digest.is_none()).take(GUESSES_MAX);
         let paths: Vec<WirePath> = any.map(path).collect();
         (!paths.is_empty()).then_some(Basis { paths, fuzzy: true })
@@ -116,7 +115,7 @@ mod tests {
     const SIZE: u64 = BASIS_BYTES_MIN;
 
     #[test]
-    fn a_file_that_moved_is_found_by_its_time_and_one_that_was_copied_by_its_size() {
+    fn a_renamed_file_is_found_by_its_time_and_a_copied_one_by_its_size() {
         let target = [node("a", SIZE, 5, None), node("b", SIZE, 6, None), node("c", 9, 6, None)];
         let candidates = candidates(&target);
         let guess = |name: &str| Some((name.to_owned(), true));
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_moved_is_found_by_what_the_target_keeps_of_its_time() {
+    fn a_renamed_file_is_found_at_the_resolution_of_the_target() {
         let mut candidates = DeltaCandidates::new(Resolution::Second);
         for (name, seconds) in [("a", 5), ("b", 6)] {
             candidates.note(&node(name, SIZE, seconds * 1_000_000_000, None));
@@ -144,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn where_digests_are_known_they_alone_tell() {
+    fn known_digests_alone_decide() {
         let candidates = candidates(&[node("a", SIZE, 5, Some(1)), node("b", SIZE, 6, Some(2))]);
         let new = |mtime, digest| node("z", SIZE, mtime, Some(digest));
         assert_eq!(of(&candidates, &new(9, 2), false), Some(("b".into(), true)));
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_files_are_remembered_than_there_is_room_for() {
+    fn the_number_of_remembered_files_is_bounded() {
         let mut candidates = DeltaCandidates::default();
         for time in 0..FILES_MAX as i64 + 5 {
             candidates.note(&node("x", SIZE, time, None));

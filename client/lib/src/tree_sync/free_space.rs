@@ -1,8 +1,8 @@
-//! Room for what did not fit. What interrupted runs left in the target, or in the
-//! tree beside it, may be all that is in its way, and would stay for ever if it were
-//! removed behind a run that succeeds. So what does not fit is no failure yet: when
-//! all else is copied the leftovers are removed, and the trees are compared once more.
-//! Never removes what the target has. Called by the phases in `mod.rs`.
+//! Frees space at a full target by removing the leftovers of interrupted runs, in the target or in
+//! its staging tree. Otherwise leftovers are removed only at the end of a successful run, which
+//! lack of space may prevent for ever. So lack of space is not a failure at first. When all else is
+//! copied, the leftovers are removed and the trees compared once more. Never removes entries of the
+//! target. Called by the phases in `mod.rs`.
 
 use crate::tree_sync::spec::AtomicTarget;
 use crate::tree_sync::{Phase, TreeSync};
@@ -10,20 +10,20 @@ use verbatim_engine::connection::Engine;
 use verbatim_proto::Fault;
 use verbatim_proto::plan::What;
 
-/// How far a mirror is with that.
+/// The state of the removal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum LeftoverRemoval {
-    /// Nothing was removed yet.
+    /// Nothing has been removed.
     #[default]
     NotStarted,
     /// Leftovers are being removed.
     Running,
-    /// They were, and the trees are compared again: what does not fit now has failed.
+    /// Leftovers were removed and the trees are compared again; lack of space is a failure now.
     Done,
 }
 
 impl TreeSync {
-    /// Removes what interrupted runs left, and begins anew, if that may help; else goes on.
+    /// Removes leftovers and restarts the comparison, if that may help; otherwise continues.
     pub(super) fn free_space(&mut self, engine: &mut Engine) -> Result<(), Fault> {
         if self.leftover_removal == LeftoverRemoval::NotStarted && self.may_clear(engine) {
             tracing::info!(
@@ -43,13 +43,13 @@ impl TreeSync {
         Ok(())
     }
 
-    /// Whether something did not fit, or too much would be deleted, and leftovers may be why.
+    /// Whether entries lack space, or too many would be deleted, and leftovers may be the reason.
     fn may_clear(&self, engine: &mut Engine) -> bool {
         let is_full = engine.outcomes().ledger().no_space_count() > 0;
         let deletes = self.schedule.deletes.count() + self.schedule.reverts.count();
         let (leftovers, obsolete) = match &self.spec.mirror.atomic_target {
             None => (self.scan.leftovers.count(), 0),
-            // A tree that was made just now has what its target has, and nothing else.
+            // A new staging tree is a copy of its target without leftovers.
             Some(AtomicTarget::Local(stage)) if !stage.is_resumed() => (0, 0),
             Some(_) => (self.scan.leftovers.count(), deletes),
         };
@@ -57,8 +57,8 @@ impl TreeSync {
         is_full && leftovers + obsolete > 0 || obsolete > 0 && refused()
     }
 
-    /// Has a page of leftovers removed, and of what only the tree beside the target has; the last
-    /// first, as a folder must be empty. Whether there was anything.
+    /// Removes a page of leftovers, and of entries that only the staging tree has; the last first,
+    /// because folders must be empty. Returns whether there were any.
     pub(super) fn sweep_page(&mut self) -> Result<bool, Fault> {
         let mut page = self.scan.leftovers.take_first()?;
         if page.is_empty() {
@@ -76,7 +76,7 @@ impl TreeSync {
         Ok(self.has_more)
     }
 
-    /// What did not fit has failed.
+    /// Fails the entries that lacked space.
     fn fail_no_space(&mut self, engine: &mut Engine) -> Result<(), Fault> {
         let Some(mut no_space) = engine.outcomes().ledger().take_no_space() else {
             return Ok(());

@@ -1,8 +1,7 @@
-//! Owners by name: a page of the source waits until the accounts that own its
-//! entries are known at the target by their names. One side names the numbers, the
-//! other numbers the names: this machine by a job, the server by a message. A
-//! number that has no name there, or whose name is unknown here, stays as it is, and
-//! so do root and what would become root's. Used by `scan_both` for every page.
+//! Owners by name: a page of the source waits until the ids of its owners at the target are known.
+//! One side looks up the names of the ids, the other the ids of the names; a job does it on this
+//! machine, a message at the server. An id without a name stays as it is. So does root, and any id
+//! whose name is root's at the target. Used by `scan_both` for every page.
 
 use crate::tree_sync::spec::{Direction, Spec};
 use verbatim_engine::connection::Engine;
@@ -15,7 +14,7 @@ use verbatim_proto::mirror::MirrorRequest;
 use verbatim_proto::owners::{Owner, OwnerName};
 use verbatim_proto::tree::Found;
 
-/// Looks up the owners of pages of a source at the target, one page at a time.
+/// Looks up the owners of pages at the target, one page at a time.
 pub(crate) struct IdMap {
     waiting: Option<WaitingPage>,
     jobs: Jobs<LookupResult>,
@@ -27,15 +26,15 @@ pub(crate) struct SourcePage {
     pub done: bool,
 }
 
-/// A page of the source that waits, and the owners that it waits for.
+/// A page that waits for the ids of these owners.
 struct WaitingPage {
     page: SourcePage,
     owners: Vec<Owner>,
-    /// The request to the server, if it is its turn.
+    /// The request to the server, if this step is the server's.
     request: Option<u32>,
 }
 
-/// What a job found out about owners.
+/// The answer of a job about owners.
 enum LookupResult {
     Names(Vec<Option<String>>),
     Numbers(Vec<Option<u32>>),
@@ -51,12 +50,12 @@ impl IdMap {
         self.waiting.is_some()
     }
 
-    /// Whether the server was asked and has not answered.
+    /// Whether the server owes an answer about owners.
     pub fn awaits_server(&self) -> bool {
         self.waiting.as_ref().is_some_and(|waiting| waiting.request.is_some())
     }
 
-    /// Whether the server was asked this of so many owners.
+    /// Whether this request about this many owners is in flight.
     pub fn awaits(&self, request: u32, count: usize) -> bool {
         let asked = |waiting: &WaitingPage| {
             waiting.request == Some(request) && waiting.owners.len() == count
@@ -64,7 +63,8 @@ impl IdMap {
         self.waiting.as_ref().is_some_and(asked)
     }
 
-    /// Has a page wait where an owner is not known yet; gives back one that need not.
+    /// Looks up the unknown owners of a page, which waits meanwhile. Returns a page without unknown
+    /// owners.
     pub fn resolve_owners(
         &mut self,
         engine: &mut Engine,
@@ -85,7 +85,7 @@ impl IdMap {
                 Some(request)
             }
             Direction::Up => {
-                // An account that cannot be looked up keeps its number.
+                // An account that cannot be looked up keeps its id.
                 let look = move || Accounts::read().unwrap_or_default().names_of(&asked);
                 self.jobs.run(move || LookupResult::Names(look()));
                 None
@@ -95,7 +95,8 @@ impl IdMap {
         None
     }
 
-    /// Takes the answer of a job, if it is there; returns the page, once all its owners are known.
+    /// Handles the answer of a job, if it has arrived. Returns the page once all its owners are
+    /// known.
     pub fn take_answers(
         &mut self,
         engine: &mut Engine,
@@ -108,8 +109,7 @@ impl IdMap {
         }
     }
 
-    /// The owners of the page that waits have these names at the source: now their numbers at
-    /// the target are asked for.
+    /// Handles the names of the waiting page's owners, and looks up their ids at the target.
     pub fn named(
         &mut self,
         engine: &mut Engine,
@@ -147,7 +147,7 @@ impl IdMap {
         None
     }
 
-    /// All owners of the page that waits are known: it may be compared.
+    /// Handles the ids of the waiting page's owners, and returns the page.
     pub fn numbered(
         &mut self,
         ids: &mut IdTranslation,
@@ -161,7 +161,7 @@ impl IdMap {
     }
 }
 
-/// Owners of a page of the source that have to be asked for.
+/// The owners of a page that must be looked up.
 pub(crate) fn unknown_owners(spec: &Spec, ids: &IdTranslation, found: &[Found]) -> Vec<Owner> {
     let by_name = spec.mirror.by_name && spec.mirror.rules.give_away;
     if by_name { ids.unknown(found) } else { Vec::new() }

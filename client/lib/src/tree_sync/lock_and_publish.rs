@@ -1,6 +1,5 @@
-//! The target of a mirror before and after the work: the server holds it for the
-//! session, and where a tree was built beside it, here or there, that is put in
-//! its place at the end, if all of it is there. Called by the phases in `mod.rs`.
+//! Locks the target of a mirror for the session, and at the end replaces the target by its staging
+//! tree, if that is complete. Works for local and remote targets. Called by the phases in `mod.rs`.
 
 use crate::tree_sync::spec::{AtomicTarget, Spec};
 use std::time::{Duration, Instant};
@@ -11,21 +10,21 @@ use verbatim_proto::message::ClientMessage;
 use verbatim_proto::mirror::{About, MirrorRequest};
 use verbatim_proto::{Code, Fault, WirePath};
 
-/// How often a target that an earlier session of this run may still hold is asked for.
+/// The pause before the lock is requested again, while an earlier session of this run may have it.
 const HOLD_AGAIN_EVERY: Duration = Duration::from_millis(250);
 
-/// The lock on a target, and the tree that takes its place.
+/// The lock on a target, and its replacement by the staging tree.
 pub(crate) struct TargetLock {
-    /// The request to hold the target, or to put a tree in its place, while that is awaited.
+    /// The request for the lock or for the replacement, while it is in flight.
     request_id: Option<u32>,
     since: Instant,
     jobs: Jobs<Result<(), Fault>>,
 }
 
-/// What became of a request to hold the target.
+/// The answer to a request for the lock.
 pub(crate) enum LockOutcome {
     Locked,
-    /// An earlier session of this run may still hold it: it is asked for again then.
+    /// An earlier session of this run may have the lock: request it again at this time.
     RetryAt(Instant),
     Failed(Fault),
 }
@@ -35,12 +34,12 @@ impl TargetLock {
         Self { request_id: None, since: Instant::now(), jobs: Jobs::new(waker) }
     }
 
-    /// Whether this request was made here.
+    /// Whether this request is the one in flight.
     pub fn is_own_request(&self, request: u32) -> bool {
         self.request_id == Some(request)
     }
 
-    /// Has the server hold the target.
+    /// Requests the lock on the target.
     pub fn request_lock(&mut self, engine: &mut Engine, spec: &Spec) {
         if let Some(key) = spec.mirror.share {
             engine.send(ClientMessage::Mirror(MirrorRequest::Share { key }));
@@ -56,7 +55,7 @@ impl TargetLock {
         self.request_id = Some(request);
     }
 
-    /// The server holds the target for us, and says where to build, or not.
+    /// Handles the answer to the request, which names the staging tree if there is one.
     pub fn lock_answered(
         &self,
         engine: &mut Engine,
@@ -71,7 +70,7 @@ impl TargetLock {
                 }
                 LockOutcome::Locked
             }
-            // The session before this one may not be over for the server.
+            // The server may not have ended the previous session yet.
             Err(fault)
                 if fault.code == Code::Limit
                     && engine.outcomes().ledger().summary.reconnects > 0
@@ -83,7 +82,7 @@ impl TargetLock {
         }
     }
 
-    /// Begins to put the tree in the place of its target; false where there is none to put there.
+    /// Starts to replace the target by its staging tree. Returns false if there is none.
     pub fn publish(&mut self, engine: &mut Engine, spec: &Spec) -> bool {
         let changed = engine.outcomes().ledger().summary.changes > 0;
         match spec.mirror.atomic_target.clone() {
@@ -99,7 +98,7 @@ impl TargetLock {
         true
     }
 
-    /// Whether a tree on this machine is in place by now, or why it is not.
+    /// The outcome of a local replacement, once it is done.
     pub fn local_publish_result(&mut self) -> Option<Result<(), Fault>> {
         self.jobs.next_answer()
     }

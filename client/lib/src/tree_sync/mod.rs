@@ -1,13 +1,12 @@
-//! A tree that is made equal to another: both sides are scanned at once, a page at a time, `plan`
-//! says what differs, and transfers and edits make it equal. One mirror is all the work of its
-//! session. When the session breaks, the next one begins the comparison anew: what was done is
-//! equal by then. Below `session`, above `transfer`.
+//! A mirror: makes one tree equal to another. Scans both sides at once, a page at a time; `plan`
+//! finds the differences, transfers and edits apply them. A mirror is the only work of its session.
+//! If the session breaks, the next one restarts the comparison, and finished entries are equal by
+//! then. Below `session`, above `verbatim-engine`.
 //!
-//! Order: everything as it is found; then large new files, when all of the target was seen and may
-//! have them under another name; then, where something did not fit, `free_space` makes room and all
-//! begins anew; then links, when the files they name are there; then what interrupted copies left
-//! is swept away; then deletes, the last first; then what was waiting for a folder to be deleted;
-//! then the metadata of folders; then a tree that was built beside its target takes its place.
+//! Order: changes as the comparison finds them; large new files, once the whole target is scanned
+//! and may contain a basis; if space was short, `free_space` and all of it again; hard links, after
+//! their files; leftovers of interrupted copies; deletes, the last first; entries that waited for a
+//! deleted folder; the metadata of folders; the replacement of the target by its staging tree.
 
 mod apply;
 mod apply_local;
@@ -38,24 +37,24 @@ use verbatim_proto::plan::{Next, Step, What};
 use verbatim_proto::units::OPEN_FILES_MAX;
 use verbatim_proto::{Code, Fault, WirePath};
 
-/// Files that wait before more is compared.
+/// The comparison pauses while more files are queued.
 const QUEUE_LOW: usize = OPEN_FILES_MAX / 2;
 
-/// Steps taken before the session looks at its messages again.
+/// The most steps before the session handles messages again.
 const STEPS_MAX: usize = 1024;
 
-/// Pages of steps done in one turn.
+/// The most pages of deferred steps in one turn.
 const PAGES_MAX: usize = 16;
 
-/// What a mirror is doing.
+/// The phase of a mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
-    /// The target is asked for; none while the answer is awaited.
+    /// Requests the lock on the target at this time; `None` while the request is in flight.
     Locking(Option<Instant>),
     Comparing,
-    /// New files that waited for all of the target to be seen.
+    /// Large new files, which waited for the scan of the whole target.
     Fetching,
-    /// What interrupted runs left is removed where something did not fit.
+    /// Removes leftovers of interrupted runs if space was short.
     Clearing,
     Linking,
     Sweeping,
@@ -63,13 +62,12 @@ enum Phase {
     Deferred,
     LinkingDeferred,
     Finishing,
-    /// A tree takes the place of its target; whether that was begun.
+    /// Replaces the target by its staging tree; whether that has started.
     Publishing(bool),
     Done,
 }
 
-/// A tree that is made equal to another: the comparison, the steps that follow from it, and how far
-/// all of that is.
+/// A mirror in progress: the comparison, its steps, and their phase.
 pub(crate) struct TreeSync {
     spec: Spec,
     scan: ScanBoth,
@@ -77,20 +75,20 @@ pub(crate) struct TreeSync {
     apply: Apply,
     lock: TargetLock,
     phase: Phase,
-    /// Whether anything may be deleted is decided.
+    /// Whether it was decided if entries may be deleted.
     delete_decided: bool,
-    /// Nothing may be deleted.
+    /// Whether nothing may be deleted.
     deletes_refused: bool,
-    /// Whether room is made for what did not fit.
+    /// The removal of leftovers if space was short.
     leftover_removal: LeftoverRemoval,
-    /// There is more to do, whatever comes.
+    /// Whether there is more to do without waiting.
     has_more: bool,
 }
 
 impl TreeSync {
-    /// The mirror that is the work of this number.
+    /// The mirror that is this piece of work.
     pub fn new(engine: &mut Engine, number: u32, mirror: Mirror) -> Self {
-        // Whoever began the first session held the target with it; the others do it here.
+        // The first session has the lock since it was prepared; later ones request it here.
         let again = engine.outcomes().ledger().summary.reconnects > 0;
         let copies = engine.policy().task == Task::Copy;
         let holds = again && copies && mirror.direction == Direction::Up;
@@ -113,7 +111,7 @@ impl TreeSync {
         }
     }
 
-    /// Begins the comparison anew, behind what was removed to make room.
+    /// Restarts the comparison, after leftovers were removed.
     fn restart_comparison(&mut self, engine: &Engine) {
         let waker = engine.waker();
         (self.scan, self.apply) = (ScanBoth::new(&self.spec.mirror, waker), Apply::new(waker));
@@ -134,26 +132,26 @@ impl TreeSync {
         self.phase == Phase::Done
     }
 
-    /// Whether there is more to do at once, whatever comes.
+    /// Whether there is more to do without waiting.
     pub fn has_more_work(&self) -> bool {
         self.has_more
     }
 
-    /// Whether a job changes something at a target on this machine.
+    /// Whether a job changes a local target.
     pub fn is_applying_locally(&self) -> bool {
         let publishing =
             self.phase == Phase::Publishing(true) && self.spec.mirror.direction == Direction::Down;
         publishing || self.apply.is_applying_locally()
     }
 
-    /// Whether more may be found.
+    /// Whether the scans may find more entries.
     pub fn is_searching(&self) -> bool {
         self.phase <= Phase::Fetching
     }
 
-    /// Goes on with the mirror.
+    /// Continues the mirror within the bounds.
     pub fn pump(&mut self, engine: &mut Engine, transfer: &mut Transfer) {
-        // Nothing new is begun in a session that is at its end.
+        // A session that ends starts nothing new.
         if engine.session_fault().is_some() {
             return;
         }
@@ -170,13 +168,13 @@ impl TreeSync {
         self.apply.pump(engine, &self.spec, transfer);
     }
 
-    /// Takes the answers of jobs.
+    /// Handles the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine, transfer: &mut Transfer) {
         self.scan.take_answers(engine, &self.spec, &mut transfer.ids);
         self.take_last_answers(engine, transfer);
     }
 
-    /// The same in a session that is over: only what was begun at the target is finished.
+    /// Handles the answers of jobs in a session that has ended: finishes only started changes.
     pub fn take_last_answers(&mut self, engine: &mut Engine, transfer: &mut Transfer) {
         self.apply.take_answers(engine, &self.spec, transfer);
         if let Some(answer) = self.lock.local_publish_result() {
@@ -184,8 +182,8 @@ impl TreeSync {
         }
     }
 
-    /// Takes an answer of the server. Nothing of it is believed that was not asked for: an answer
-    /// to another request, or too few of them, is the end of the session.
+    /// Handles an answer of the server. An answer without a request, or with a wrong number of
+    /// entries, ends the session.
     pub fn reply(&mut self, engine: &mut Engine, transfer: &mut Transfer, reply: MirrorReply) {
         let (spec, ids) = (&self.spec, &mut transfer.ids);
         match reply {
@@ -232,7 +230,7 @@ impl TreeSync {
         self.phase == Phase::Publishing(true) && self.lock.is_own_request(request)
     }
 
-    /// The server holds the target, or does not.
+    /// Handles the answer to the request for the lock.
     fn lock_answered(
         &mut self,
         engine: &mut Engine,
@@ -249,7 +247,7 @@ impl TreeSync {
         };
     }
 
-    /// Puts the tree in the place of its target, unless something is missing in it.
+    /// Replaces the target by its staging tree, unless entries are missing there.
     fn publish(&mut self, engine: &mut Engine) {
         let failed = engine.outcomes().ledger().summary.failed;
         if failed > 0 {
@@ -260,7 +258,7 @@ impl TreeSync {
         self.phase = if begun { Phase::Publishing(true) } else { Phase::Done };
     }
 
-    /// The tree is in place, or is not.
+    /// Handles the outcome of the replacement.
     fn publish_answered(&mut self, engine: &mut Engine, answer: Result<(), Fault>) {
         self.phase = Phase::Done;
         if let Err(fault) = answer {
@@ -308,7 +306,7 @@ impl TreeSync {
         Ok(())
     }
 
-    /// Takes steps while little is left to do.
+    /// Takes steps of the comparison while few are pending.
     fn compare_trees(&mut self, engine: &mut Engine, transfer: &mut Transfer) -> Result<(), Fault> {
         self.has_more = false;
         self.scan.release_local_pages(engine, &self.spec, &mut transfer.ids);
@@ -333,15 +331,15 @@ impl TreeSync {
         Ok(())
     }
 
-    /// What is found and not yet done.
+    /// Steps that are found and not finished.
     fn pending_count(&self, transfer: &Transfer) -> usize {
         transfer.queued() + self.apply.queued()
     }
 
-    /// Does a step of which nothing was done yet, or only reports it, or keeps it for later.
+    /// Applies, reports or defers a new step.
     fn schedule_step(&mut self, engine: &mut Engine, step: Step) -> Result<(), Fault> {
         let copies = engine.policy().task == Task::Copy;
-        // Whether it is deleted is known when all else is done.
+        // Whether it is deleted is decided when all else is done.
         if !copies || !matches!(step.what, What::Delete { .. }) {
             report_step(engine, &self.spec, &step);
         }
@@ -370,18 +368,18 @@ impl TreeSync {
         }
     }
 
-    /// Whether all that was begun is over.
+    /// Whether all started steps are finished.
     fn is_settled(&self, transfer: &mut Transfer) -> bool {
         transfer.is_idle() && self.apply.is_idle()
     }
 
-    /// Whether what only the target has is deleted; says why not, once.
+    /// Whether extraneous entries are deleted; reports once why not.
     fn may_delete(&mut self, engine: &mut Engine) -> bool {
         if std::mem::replace(&mut self.delete_decided, true) {
             return !self.deletes_refused;
         }
         let failed = engine.outcomes().ledger().summary.failed;
-        // What is only at the target may be all there is of what could not be copied.
+        // An extraneous entry may be the only copy of an entry that could not be copied.
         let uncopied = (failed > 0).then(|| format!("nothing is deleted: {failed} not done"));
         let deletes_refused = self.spec.mirror.limit.refuses(&self.scan.diff.counts()).or(uncopied);
         let Some(text) = deletes_refused else { return true };
@@ -394,7 +392,7 @@ impl TreeSync {
         false
     }
 
-    /// Does a page of what was kept for later, or goes on to what comes behind it.
+    /// Applies a page of deferred steps, or enters the next phase.
     fn do_spooled(
         &mut self,
         engine: &mut Engine,
@@ -422,8 +420,8 @@ impl TreeSync {
         Ok(())
     }
 
-    /// Removes what copies that were cut short left: all that is wanted is there. Where it is not,
-    /// the next run may go on with it.
+    /// Removes leftovers of interrupted copies if nothing failed. Otherwise the next run may resume
+    /// them.
     fn sweep(&mut self, engine: &mut Engine) -> Result<(), Fault> {
         let wanted =
             engine.outcomes().ledger().summary.failed == 0 && engine.policy().task == Task::Copy;
@@ -433,7 +431,7 @@ impl TreeSync {
         Ok(())
     }
 
-    /// Lets go of what is unfinished, for another session or for none.
+    /// Notes unfinished work in the ledger, for the next session.
     pub fn suspend(&mut self, engine: &mut Engine) {
         engine.outcomes().ledger().note_no_space_unfinished();
         if !self.is_done() {

@@ -1,6 +1,6 @@
-//! Pages of the local tree beside those of the server's. One that may be the next
-//! of the server's too waits until the server was asked whether it is: then neither
-//! is told, nor compared. Which may be is known by where the pages before ended. Pure.
+//! Matches pages of the local tree with the server's by digest, so that equal pages are neither
+//! sent nor compared. A local page that may equal the server's next one waits until the server was
+//! asked. Whether it may follows from the last paths of the pages before. Pure.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -11,56 +11,56 @@ use verbatim_proto::{Digest, WirePath};
 /// A page of the local tree.
 pub(crate) struct LocalPage {
     pub page: TreePage,
-    /// What it says, where the server may be asked for that.
+    /// The digest of the page, if the server may be asked about it.
     pub digest: Option<Digest>,
-    /// Whether it is the last.
+    /// Whether it is the last page.
     pub done: bool,
 }
 
-/// How the next page of the server is asked for.
+/// The request for the server's next page.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum PageRequest {
-    /// Whatever it is.
+    /// Requests the page.
     More,
-    /// Unless it is the local page that waits.
+    /// Requests the page, unless its digest is that of the local page.
     Unless(Digest),
 }
 
 #[derive(Default)]
 pub(crate) struct PageMatch {
     pages: VecDeque<LocalPage>,
-    /// Where the local pages end that wait no more.
+    /// The last path of the local pages that no longer wait.
     local: Option<WirePath>,
-    /// Where the pages of the server end.
+    /// The last path of the server's pages.
     remote: Option<WirePath>,
 }
 
 impl PageMatch {
-    /// A local page is there.
+    /// Adds a local page.
     pub fn push(&mut self, page: LocalPage) {
         self.pages.push_back(page);
     }
 
-    /// The server told a page.
+    /// Notes a page that the server sent.
     pub fn note_remote_page(&mut self, found: &[Found]) {
         self.remote = found.last().map(|found| path_of(found).clone()).or(self.remote.take());
     }
 
-    /// How many local entries wait; what copies left counts, so that there is an end to both.
+    /// How many local entries wait. Leftovers count too, so that both are bounded.
     pub fn waiting(&self) -> usize {
         let entries = |held: &LocalPage| held.page.found.len() + held.page.leftovers.len();
         self.pages.iter().map(entries).sum()
     }
 
-    /// The next local page that is none of the server's: it begins before the next of the server,
-    /// or that one has no more.
+    /// Takes the next local page if it cannot equal one of the server's: it begins before the
+    /// server's next page, or that one does not exist.
     pub fn take_unmatched(&mut self, remote_done: bool) -> Option<LocalPage> {
         let is_apart = remote_done || self.local.is_none() || self.order().is_lt();
         if is_apart { self.pop() } else { None }
     }
 
-    /// How the server is asked for its next page, behind the first; not before it is known whether
-    /// the local tree, of which all may have been walked, has one that begins there.
+    /// The request for the server's next page after the first. `None` until the local page that may
+    /// equal it is known; `local_done` says that no more will come.
     pub fn next_request(&self, local_done: bool) -> Option<PageRequest> {
         match (self.order(), self.pages.front()) {
             (Ordering::Greater, _) => Some(PageRequest::More),
@@ -72,14 +72,14 @@ impl PageMatch {
         }
     }
 
-    /// The page that the server was asked for is the local one that waits.
+    /// Takes the waiting local page, which equals the server's next one.
     pub fn take_matching(&mut self) -> Option<LocalPage> {
         let held = self.pop()?;
         self.note_remote_page(&held.page.found);
         Some(held)
     }
 
-    /// Where the local pages end, by where those of the server do.
+    /// The order of the last local path and the last path of the server.
     fn order(&self) -> Ordering {
         match (&self.local, &self.remote) {
             (Some(local), Some(remote)) => local.tree_cmp(remote),
@@ -87,7 +87,7 @@ impl PageMatch {
         }
     }
 
-    /// Takes the local page that waits longest.
+    /// Takes the oldest waiting page.
     pub fn pop(&mut self) -> Option<LocalPage> {
         let held = self.pages.pop_front()?;
         let last = held.page.found.last().map(|found| path_of(found).clone());
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_begins_where_one_of_the_server_does_waits_for_its_answer() {
+    fn a_local_page_that_may_equal_the_next_one_of_the_server_waits() {
         let mut page_match = page_match(&["c", "d"]);
         assert_eq!(
             (page_match.next_request(false), page_match.waiting()),
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_the_server_has_not_is_compared_and_later_ones_may_be_the_same_again() {
+    fn a_different_page_is_compared_and_later_pages_may_match_again() {
         let mut page_match = page_match(&["c", "e"]);
         told(&mut page_match, &["c", "d", "e"]);
         assert_eq!(page_match.next_request(false), None, "it is compared first");
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(page_match.next_request(false), None, "the next local page is awaited");
         page_match.push(held(&["f"]));
         assert_eq!(page_match.next_request(false), unless(&["f"]));
-        // Here the server has less, and there more, than the local tree.
+        // Here the server has fewer entries than the local tree, and there more.
         told(&mut page_match, &["ea"]);
         assert!(page_match.take_unmatched(false).is_some(), "it begins before what comes next");
         assert_eq!(
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_waits_for_a_tree_that_ended() {
+    fn no_page_waits_for_a_tree_that_has_ended() {
         let mut ended = page_match(&["c"]);
         assert!(ended.take_unmatched(true).is_some(), "the server has no more pages");
         let mut ended = page_match(&["c"]);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_which_something_has_to_be_told_is_asked_for_as_it_is() {
+    fn a_page_without_a_digest_is_requested_unconditionally() {
         let mut page_match = page_match(&["c"]);
         page_match.pages[0].digest = None;
         assert_eq!(page_match.next_request(false), Some(PageRequest::More));

@@ -1,5 +1,5 @@
-//! Reports and counts the changes of a mirror, each once, however many
-//! sessions make it.
+//! Reports and counts the changes of a mirror, each once, even if several sessions repeat it. The
+//! ledger knows what earlier sessions have reported.
 
 use crate::tree_sync::spec::Spec;
 use verbatim_engine::connection::Engine;
@@ -8,16 +8,16 @@ use verbatim_engine::model::report::Altered;
 use verbatim_proto::plan::{Step, What, Why};
 use verbatim_proto::{Code, Fault, WirePath};
 
-/// A change that was asked for, of the server or of a job, and what to say of it.
+/// A change requested from the server or a job, and its report.
 pub(crate) struct PendingChange {
     pub item: ItemKey,
     pub label: String,
-    /// What is gone when it is done, and whether it is a folder.
+    /// The deleted path, and whether it is a folder.
     pub gone: Option<(WirePath, bool)>,
 }
 
 impl PendingChange {
-    /// What was asked for is done, or not.
+    /// Reports the outcome of the change.
     pub fn finish(self, engine: &mut Engine, spec: &Spec, answer: Result<(), Fault>) {
         match (answer, self.gone) {
             (Ok(()), None) => {}
@@ -25,14 +25,14 @@ impl PendingChange {
                 let step = Step { what: What::Delete { path, is_folder }, why: Why::GONE };
                 report_step(engine, spec, &step);
             }
-            // A folder that holds what is left out stays, and that is no failure.
+            // A folder with excluded entries stays, and that is no failure.
             (Err(fault), Some((_, true))) if fault.code == Code::IsFolder => {}
             (Err(fault), _) => engine.outcomes().failed(self.item, self.label, fault),
         }
     }
 }
 
-/// Tells of a step, and counts it; once, however many sessions take it.
+/// Reports and counts a step once, even if several sessions repeat it.
 pub(crate) fn report_step(engine: &mut Engine, spec: &Spec, step: &Step) {
     let (action, bytes) = match &step.what {
         What::MakeFolder { .. } => ("folder", 0),

@@ -1,7 +1,6 @@
-//! The two sides of a mirror: pages of the server's tree are asked for, pages of
-//! the local one are walked by a job, both ahead of the comparison, and those that
-//! are alike are not told. What is not to be looked at is left out here, and the
-//! metadata of the source becomes what the target may keep of it.
+//! Scans both sides of a mirror ahead of the comparison: requests pages of the server's tree, reads
+//! pages of the local one in jobs, and skips equal pages. Leaves out paths that were not selected,
+//! and reduces the metadata of the source to what the target can store.
 
 use crate::tree_sync::delta_candidates::DeltaCandidates;
 use crate::tree_sync::id_map::{IdMap, SourcePage, unknown_owners};
@@ -26,33 +25,33 @@ use verbatim_proto::tree::{Found, LINK_TWINS_VERSION, path_of};
 use verbatim_proto::units::PAGE_ENTRIES_MAX;
 use verbatim_proto::{Code, Digest, Fault, Node, WirePath};
 
-/// How many leftovers of copies are kept in mind, in a file; what is more waits for the next run.
+/// The most leftovers that are remembered, in a file; the rest waits for the next run.
 const LEFTOVERS_MAX: u64 = 1 << 20;
 
-/// Entries of a side that wait to be compared before no more of it is walked: some pages, so that
-/// neither side rests while the other is walked.
+/// Scan ahead until this many entries of a side wait for the comparison: several pages, so that
+/// neither side idles while the other is scanned.
 const AHEAD_ENTRIES: usize = 4 * PAGE_ENTRIES_MAX;
 
 /// The tree on the server.
 #[derive(Default)]
 pub(crate) struct RemoteSide {
     request: Option<u32>,
-    /// Whether a page is on its way.
+    /// Whether a page is in flight.
     pub asked: bool,
-    /// Whether it may be the local one that waits.
+    /// Whether the page was requested with the digest of the local one.
     unless: bool,
     pub done: bool,
 }
 
 impl RemoteSide {
-    /// Whether a page of this request was asked for; then it is there.
+    /// Accepts a page of this request, if one is in flight.
     pub fn accept_page(&mut self, request: u32, done: bool) -> bool {
         let takes = self.request == Some(request) && std::mem::take(&mut self.asked);
         self.done |= takes && done;
         takes
     }
 
-    /// The same of a page that is the local one.
+    /// Accepts the answer that the page equals the local one, if that was asked.
     pub fn accept_matching_page(&mut self, request: u32, done: bool) -> bool {
         self.unless && self.accept_page(request, done)
     }
@@ -63,18 +62,18 @@ impl RemoteSide {
 pub(crate) struct LocalSide {
     walk: Option<Box<TreeWalk>>,
     begun: bool,
-    /// Whether a job walks it.
+    /// Whether a job reads a page.
     busy: bool,
-    /// Whether a page of it was there.
+    /// Whether a page was read.
     paged: bool,
     done: bool,
 }
 
-/// A page of the local tree, and the walk to go on with.
+/// A page of the local tree, and the walk for the next one.
 struct WalkedPage {
     walk: Option<Box<TreeWalk>>,
     page: TreePage,
-    /// What the page says, where the server may be asked for that.
+    /// The digest of the page, if the server may be asked about it.
     digest: Option<Digest>,
 }
 
@@ -86,17 +85,17 @@ pub(crate) struct SidePage {
     pub done: bool,
 }
 
-/// Both sides of a mirror, and the comparison that they feed.
+/// Both sides of a mirror, and the comparison that gets their pages.
 pub(crate) struct ScanBoth {
     pub diff: Diff,
     remote: RemoteSide,
     local: LocalSide,
     page_match: PageMatch,
     pub candidates: DeltaCandidates,
-    /// How many entries of the target were looked at, its root among them.
+    /// How many entries of the target were scanned, with its root.
     target_entries: usize,
     pub leftovers: Spool<WirePath>,
-    /// Listed paths that were found.
+    /// Paths of `--files-from` that were found.
     listed: HashSet<WirePath>,
     owners: IdMap,
     jobs: Jobs<WalkedPage>,
@@ -118,17 +117,17 @@ impl ScanBoth {
         }
     }
 
-    /// Whether the server owes a page, or names of owners.
+    /// Whether the server owes a page, or an answer about owners.
     pub fn awaits(&self) -> bool {
         self.remote.asked || self.owners.awaits_server()
     }
 
-    /// Whether a listed path was found.
+    /// Whether a path of `--files-from` was found.
     pub fn has_found(&self, path: &WirePath) -> bool {
         self.listed.contains(path)
     }
 
-    /// Takes the answers of jobs.
+    /// Handles the answers of jobs.
     pub fn take_answers(&mut self, engine: &mut Engine, spec: &Spec, ids: &mut IdTranslation) {
         while let Some(paged) = self.jobs.next_answer() {
             self.local_page_walked(paged);
@@ -137,7 +136,7 @@ impl ScanBoth {
         self.take_source(engine, spec, ids, page);
     }
 
-    /// The server names the owners of the page that waits.
+    /// Handles the names of the waiting page's owners.
     pub fn named(
         &mut self,
         engine: &mut Engine,
@@ -153,7 +152,7 @@ impl ScanBoth {
         self.take_source(engine, spec, ids, page);
     }
 
-    /// The server numbers the owners of the page that waits.
+    /// Handles the ids of the waiting page's owners.
     pub fn numbered(
         &mut self,
         engine: &mut Engine,
@@ -169,7 +168,7 @@ impl ScanBoth {
         self.take_source(engine, spec, ids, page);
     }
 
-    /// Hands on a page of the source whose owners are known by now.
+    /// Passes on a page of the source whose owners are known.
     fn take_source(
         &mut self,
         engine: &mut Engine,
@@ -183,7 +182,7 @@ impl ScanBoth {
         }
     }
 
-    /// The server sent a page of its tree.
+    /// Handles a page of the server's tree.
     pub fn remote_page(
         &mut self,
         engine: &mut Engine,
@@ -199,7 +198,7 @@ impl ScanBoth {
         self.add_page(engine, spec, ids, page);
     }
 
-    /// The server has the local page that it was asked about.
+    /// Handles the answer that the server's page equals the local one.
     pub fn remote_page_matches(
         &mut self,
         engine: &mut Engine,
@@ -214,16 +213,16 @@ impl ScanBoth {
         self.compare_matching_page(engine, spec, ids, done);
     }
 
-    /// Whether all of the target was looked at, and nothing is in it. Then nothing of the source is
-    /// compared with anything, whatever comes to be there later.
+    /// Whether the whole target was scanned and is empty. Then no entry of the source has a
+    /// counterpart, whatever appears later.
     fn target_is_empty(&self) -> bool {
         self.candidates.complete && self.target_entries <= 1
     }
 
-    /// Asks both sides for more, where little of theirs is left.
+    /// Requests more pages of the sides with few waiting entries.
     pub fn feed(&mut self, engine: &mut Engine, spec: &Spec, ids: &mut IdTranslation) {
         let (local, remote) = (spec.side_of_local(), spec.side_of_remote());
-        // One page of the source waits for its owners at a time.
+        // Only one page of the source waits for its owners at a time.
         let waits = |side: Side| side == Side::Source && self.owners.is_waiting();
         let lacks = |side: Side, queued: usize| {
             self.diff.waiting(side) + queued < AHEAD_ENTRIES && !waits(side)
@@ -232,8 +231,8 @@ impl ScanBoth {
         if local && !self.local.busy && !self.local.done {
             self.walk_page(engine, spec, ids);
         }
-        // How a source is walked depends on whether anything is at the target, so that of the
-        // server waits for the first page of this one, which is soon there.
+        // The scan of the source depends on whether the target is empty, so a remote source waits
+        // for the first page of the local target.
         let knows = spec.mirror.direction == Direction::Up || self.local.paged;
         if remote && knows && !self.remote.asked && !self.remote.done {
             self.request_page(engine, spec, ids);
@@ -249,7 +248,7 @@ impl ScanBoth {
         let message = match self.remote.request {
             Some(request) => {
                 let ask = match self.may_match_pages(engine, spec) {
-                    // A page that both have is compared when those before it are.
+                    // Equal pages are compared after those before them.
                     true => self
                         .page_match
                         .next_request(self.local.done)
@@ -302,7 +301,7 @@ impl ScanBoth {
         let plain = spec.mirror.direction == Direction::Up && self.target_is_empty();
         let asks = self.may_match_pages(engine, spec) && !self.remote.done;
         let owners = spec.mirror.rules.give_away;
-        // A tree that is made anew beside its target has no file that the last run saw.
+        // A new staging tree contains no inode that the last run saw.
         let lasts =
             !matches!(atomic_target, Some(AtomicTarget::Local(_))) && only.is_none() && !plain;
         let bare = lasts.then(|| engine.options().connect.state_dir.join("bare"));
@@ -348,7 +347,7 @@ impl ScanBoth {
         });
     }
 
-    /// A page of the local tree is there.
+    /// Handles a page that a job read.
     fn local_page_walked(&mut self, WalkedPage { walk, page, digest }: WalkedPage) {
         (self.local.busy, self.local.paged) = (false, true);
         self.local.done = walk.is_none();
@@ -356,14 +355,14 @@ impl ScanBoth {
         self.page_match.push(LocalPage { page, digest, done: self.local.done });
     }
 
-    /// Whether the server may be asked for pages by what the local tree has: not for parts of a
-    /// tree, nor for digests.
+    /// Whether the server may be asked about pages by digest: only for whole trees without file
+    /// digests.
     fn may_match_pages(&self, engine: &Engine, spec: &Spec) -> bool {
         let all = spec.mirror.chosen.is_none() && !spec.mirror.options.checksum;
         engine.version() >= ALIKE_VERSION && all
     }
 
-    /// Hands on the local pages that wait for no answer of the server, and for no owner.
+    /// Passes on the local pages that wait neither for the server nor for owners.
     pub fn release_local_pages(
         &mut self,
         engine: &mut Engine,
@@ -385,7 +384,7 @@ impl ScanBoth {
         }
     }
 
-    /// The server has the local page that waits as its next one.
+    /// Handles the waiting local page, which equals the server's next one.
     pub fn compare_matching_page(
         &mut self,
         engine: &mut Engine,
@@ -397,7 +396,7 @@ impl ScanBoth {
             return engine.protocol_violation("a page that is the same");
         };
         let TreePage { found, leftovers } = page;
-        // What copies left is the target's to tell, and the server has none in this page.
+        // Leftovers matter only at the target, and the server has none in this page.
         let (ended, leftovers) = match spec.mirror.direction {
             Direction::Down => ([remote_done, done], leftovers),
             Direction::Up => ([done, remote_done], Vec::new()),
@@ -415,7 +414,7 @@ impl ScanBoth {
         }
     }
 
-    /// Whether what is the same on both sides is what the target may keep of the source.
+    /// Whether the target can store the metadata of these entries, which both sides have.
     fn metadata_survives_target(&self, spec: &Spec, ids: &IdTranslation, found: &[Found]) -> bool {
         let is_kept = |node: &Node| {
             let mut meta = node.meta.clone();
@@ -425,7 +424,7 @@ impl ScanBoth {
                 (kept.uid, kept.gid) = (node.meta.uid, node.meta.gid);
             }
             if is_link(&node.kind) {
-                // Nobody compares that of a link.
+                // The mode of a link is not compared.
                 kept.mode = node.meta.mode;
             }
             kept == node.meta
@@ -434,7 +433,7 @@ impl ScanBoth {
             && found.iter().all(|found| found.as_ref().is_ok_and(|node| is_kept(node)))
     }
 
-    /// A page of a side is there; one of the source may have to wait for its owners.
+    /// Handles a page of one side; a page of the source may have to wait for its owners.
     fn add_page(
         &mut self,
         engine: &mut Engine,
@@ -452,11 +451,12 @@ impl ScanBoth {
         self.feed_page(engine, spec, ids, page);
     }
 
-    /// Hands a page to the comparison.
+    /// Passes a page to the comparison.
     fn feed_page(&mut self, engine: &mut Engine, spec: &Spec, ids: &IdTranslation, page: SidePage) {
         let SidePage { side, mut found, leftovers, done } = page;
         if engine.version() < LINK_TWINS_VERSION {
-            // One side would say which links are one and the other would not.
+            // An older server does not detect hard links of symbolic links, so both sides ignore
+            // them.
             let links = found.iter_mut().flatten().filter(|node| is_link(&node.kind));
             links.for_each(|node| node.twin = None);
         }
@@ -480,7 +480,7 @@ impl ScanBoth {
         }
     }
 
-    /// Notes what the target has, beside comparing it.
+    /// Notes the leftovers and the basis candidates of the target.
     fn note_target(
         &mut self,
         engine: &mut Engine,
@@ -511,7 +511,7 @@ impl ScanBoth {
         if side == Side::Source && !chosen.must_be_there() {
             let twin = found.iter().flatten().find(|node| node.twin.is_some());
             if let Some(path) = twin.map(|node| node.path.clone()) {
-                // Who wrote to one name was told of, and not the others.
+                // Only the written name was reported as changed, and not the others.
                 let fault = Fault::new(Code::Changed, "it has other names, which changed with it");
                 engine.outcomes().failed(spec.item(&path), spec.shown(&path), fault);
             }
@@ -524,7 +524,7 @@ impl ScanBoth {
 }
 
 impl SidePage {
-    /// All of a side that is missing.
+    /// The only page of a missing side.
     fn empty(side: Side) -> Self {
         Self { side, found: Vec::new(), leftovers: Vec::new(), done: true }
     }

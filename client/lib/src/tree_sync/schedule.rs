@@ -1,5 +1,5 @@
-//! Which steps of a mirror are done at once, and which wait for what. Called by the
-//! comparison, step by step; nothing is done here.
+//! Decides which steps of a mirror are applied at once, and which are deferred until what. Called
+//! by the comparison for each step; applies nothing.
 
 use crate::tree_sync::delta_candidates::DeltaCandidates;
 use crate::tree_sync::spec::Spec;
@@ -8,19 +8,19 @@ use verbatim_engine::local_io::spool::Spool;
 use verbatim_proto::plan::What;
 use verbatim_proto::{Code, Fault, WirePath};
 
-/// Things that wait for a folder to be deleted: more than this is no mistake of naming.
+/// The most entries that wait for a folder to be deleted.
 const LATE_MAX: usize = 1 << 16;
 
-/// Steps that wait, in files, for others to be done.
+/// Deferred steps, spooled to files.
 #[derive(Default)]
 pub(crate) struct Schedule {
-    /// New files that wait for all of the target to be seen.
+    /// Large new files, until the whole target is scanned.
     pub new_files: Spool<What>,
     pub links: Spool<What>,
     pub deletes: Spool<What>,
-    /// What only the tree beside the target may have, where nothing is deleted.
+    /// Entries that only the staging tree has, if deletes are off.
     pub reverts: Spool<What>,
-    /// What waits for a folder to be deleted.
+    /// Entries that wait for a folder to be deleted.
     pub late: Spool<What>,
     late_paths: HashSet<WirePath>,
     pub late_links: Spool<What>,
@@ -28,7 +28,7 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// Keeps a step for later, or gives it back to be done now.
+    /// Defers a step, or returns it to be applied now.
     pub fn defer(
         &mut self,
         spec: &Spec,
@@ -42,7 +42,7 @@ impl Schedule {
             What::Link { .. } => self.links.push(&what)?,
             What::Delete { .. } => self.deletes.push(&what)?,
             What::Revert { .. } => self.reverts.push(&what)?,
-            // How an export itself looks is for who exports it to say.
+            // The metadata of an export's root is the administrator's.
             What::Finish { node } if node.path.is_root() && spec.is_export() => {}
             What::Finish { .. } => self.finishes.push(&what)?,
             What::Fetch { late: true, .. } | What::Symlink { late: true, .. } => {
@@ -53,7 +53,7 @@ impl Schedule {
                 self.late_paths.insert(what.path().clone());
                 self.late.push(&what)?;
             }
-            // A file that is still to be seen may have its content.
+            // The rest of the target may contain a basis for it.
             What::Fetch { node, there: false, .. } if candidates.may_learn(node) => {
                 self.new_files.push(&what)?;
             }

@@ -1,5 +1,5 @@
-//! What a mirror is asked for: which tree, which way, by which rules. Made by
-//! `sync` and by whoever keeps a target current; read by the rest of the mirror.
+//! The specification of a mirror: trees, direction, options. Built by `sync`, read by the other
+//! modules of the mirror.
 
 use std::sync::Arc;
 use verbatim_engine::connection::label::label_of;
@@ -14,83 +14,82 @@ use verbatim_proto::plan::{Options, Side};
 use verbatim_proto::tree::Found;
 use verbatim_proto::{Digest, Filter, Meta, Twin, WirePath};
 
-/// A tree to make equal to another.
+/// A mirror to make.
 #[derive(Clone)]
 pub struct Mirror {
-    /// Which way.
+    /// The direction of the data.
     pub direction: Direction,
-    /// The tree on this machine; none where it is a target that is missing, and nothing is
-    /// written.
+    /// The local tree; `None` for a missing target of a dry run.
     pub folder: Option<Arc<Folder>>,
     /// The tree on the server, export first.
     pub remote: WirePath,
-    /// Whether that is missing, and nothing is written.
+    /// Whether the remote tree is missing; only in a dry run.
     pub remote_is_missing: bool,
-    /// How the user would name the source.
+    /// The source, as the user would name it.
     pub source: String,
-    /// How the user would name the target.
+    /// The target, as the user would name it.
     pub target: String,
-    /// What makes trees equal.
+    /// The options of the comparison.
     pub options: Options,
-    /// What is left out on both sides.
+    /// Patterns to leave out on both sides.
     pub filter: Filter,
-    /// What alone is looked at, if not all of it.
+    /// The paths to compare, unless it is the whole tree.
     pub chosen: Option<Arc<Chosen>>,
-    /// The target, where it may lie in the source: it is not copied into itself.
+    /// The target, if it may lie inside the source: it is left out.
     pub avoid: Option<Twin>,
-    /// How much may be deleted.
+    /// The limit of deletions.
     pub limit: DeleteLimit,
-    /// What the receiving side keeps of metadata.
+    /// The metadata that the receiving side can store.
     pub rules: Rules,
-    /// Whether owners are those of the same name, not of the same number.
+    /// Whether owners are translated by name.
     pub by_name: bool,
-    /// What the sessions of this run say, so that a target on a server is kept for it.
+    /// The key by which the sessions of this run share the lock of the server.
     pub share: Option<Digest>,
-    /// The tree beside the target that is changed instead of it, if that is wanted.
+    /// The staging tree of `--atomic`.
     pub atomic_target: Option<AtomicTarget>,
 }
 
-/// A tree that takes the place of its target when all of it is there.
+/// A staging tree that replaces its target when it is complete.
 #[derive(Clone)]
 pub enum AtomicTarget {
-    /// On this machine.
+    /// A local staging tree.
     Local(Arc<Stage>),
-    /// On the server, which makes it for this target, of what this key stands for.
+    /// A remote staging tree, which the server builds.
     Remote {
         /// The target, export first.
         target: WirePath,
-        /// What is copied there, and how.
+        /// The key of the sync, by which a later run resumes the tree.
         key: Digest,
     },
 }
 
-/// Which way a mirror goes.
+/// The direction of a mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// The server has the source.
+    /// A download: the server has the source.
     Down,
-    /// This machine has the source.
+    /// An upload: this machine has the source.
     Up,
 }
 
-/// A mirror under way: what it was asked for, and which work of its session it is.
+/// A mirror in progress, with the number of its piece of work.
 pub(crate) struct Spec {
     pub number: u32,
     pub mirror: Mirror,
 }
 
 impl Spec {
-    /// What something at `path` is in the ledger.
+    /// The ledger key of the entry at `path`.
     pub fn item(&self, path: &WirePath) -> ItemKey {
         ItemKey::new(self.number, path)
     }
 
-    /// Something of the source, as the user would name it.
+    /// The label of an entry of the source.
     pub fn shown(&self, path: &WirePath) -> String {
         label_of(&self.mirror.source, path)
     }
 
-    /// Whether the target is an export itself.
+    /// Whether the target is the root of an export.
     pub fn is_export(&self) -> bool {
         self.mirror.direction == Direction::Up && self.mirror.remote.parent().is_root()
     }
@@ -103,7 +102,7 @@ impl Spec {
         if self.mirror.direction == Direction::Down { Side::Target } else { Side::Source }
     }
 
-    /// What the target may keep of the metadata of an entry of the source.
+    /// The metadata of a source entry that the target can store.
     pub fn settable_meta(&self, kind: &EntryKind, meta: Meta) -> Meta {
         let kind = match kind {
             EntryKind::File => Kind::File,
@@ -113,13 +112,14 @@ impl Spec {
         };
         let kept = expected(&meta, kind, &self.mirror.rules);
         match kind {
-            // They are not compared, and whoever makes the link counts them as not kept.
+            // The attributes of a link are not compared; creating it counts those that cannot be
+            // stored.
             Kind::Link => Meta { xattrs: meta.xattrs, ..kept },
             _ => kept,
         }
     }
 
-    /// Where owners cannot be set none is wrong: a folder may hand down its group.
+    /// Ignores owners at a target where they cannot be set: folders may pass on their group.
     pub fn ignore_unsettable_owner(&self, found: &mut Found) {
         if let (Ok(node), false) = (found, self.mirror.rules.give_away) {
             (node.meta.uid, node.meta.gid) = self.mirror.rules.user;

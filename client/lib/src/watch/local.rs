@@ -1,8 +1,6 @@
-//! A local folder that is watched: the watcher's thread tells, this passes it on.
-//! The folder is found by its name in the one it is in, so that one that is put
-//! in its place, or a link that leads elsewhere now, is noticed. That this one is
-//! still what its path leads to is looked at here, now and then: whoever copies
-//! goes by the whole path.
+//! Watches a local folder: forwards the changes that the watcher's thread reports. The folder is
+//! opened by its name in its parent, so a replaced folder or link is noticed. This module also
+//! checks the parent's identity from time to time, because copies resolve the whole path.
 
 use crate::watch::{EventSender, WatchEvent};
 use std::os::unix::ffi::OsStrExt;
@@ -15,7 +13,7 @@ use verbatim_files::watch::Timing;
 use verbatim_files::{Folder, Told};
 use verbatim_proto::{Code, Excludes, Fault, Twin, WirePath};
 
-/// A local folder to watch.
+/// A watch of a local folder.
 pub(crate) struct LocalWatch {
     path: PathBuf,
     excludes: Excludes,
@@ -26,15 +24,16 @@ impl LocalWatch {
         Self { path, excludes }
     }
 
-    /// Watches until it is lost, or nobody listens; `began` says whether it ever began.
+    /// Watches until the source is lost or the receiver is dropped; `began` tells whether the watch
+    /// ever started.
     pub async fn run(&mut self, out: &EventSender, began: &mut bool) -> Result<(), ClientError> {
         let (folder, base) = parent_and_name(&self.path)?;
         let (parent, timing) = (identity_of(&folder)?, Timing::default());
         let mut look = tokio::time::interval(timing.place_check);
-        // Whoever listens may take his time.
+        // The receiver may be slow.
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (sender, mut told) = mpsc::channel(1);
-        // Whoever listened may be gone.
+        // The receiver may be gone.
         let tell = move |told| drop(sender.blocking_send(told));
         let excludes = self.excludes.clone();
         let watching = verbatim_files::Watching::begin(folder, base, excludes, timing, tell)?;
@@ -57,7 +56,7 @@ impl LocalWatch {
                     watching.more();
                 }
                 Some(Told::Healed(count, path)) => {
-                    // Once: whatever the cause is, more may follow.
+                    // Log it once: a continuing cause would repeat it.
                     if !std::mem::replace(&mut healed, true) {
                         tracing::warn!(%path, count, "change found that no event told");
                     }
@@ -66,7 +65,8 @@ impl LocalWatch {
                     }
                 }
                 Some(Told::Ended(fault)) => {
-                    // Below its parent a folder has a short name; the user gave a longer one.
+                    // The watcher names the folder relative to its parent; the user gave the whole
+                    // path.
                     let text = format!("cannot watch {}: {fault}", self.path.display());
                     return Err(Fault::new(fault.code, text).into());
                 }
@@ -75,7 +75,7 @@ impl LocalWatch {
         }
     }
 
-    /// Says if the folder that this one is in is not what its path leads to any more.
+    /// Fails if the path of the parent folder now leads elsewhere.
     async fn check_parent(&self, parent: Twin) -> Result<(), Fault> {
         let path = self.path.clone();
         let there =
@@ -92,13 +92,13 @@ impl LocalWatch {
     }
 }
 
-/// Which folder one is.
+/// The identity of a folder.
 fn identity_of(folder: &Folder) -> Result<Twin, Fault> {
     let what = || format!("cannot look at {}", folder.path().display());
     which(&**folder.fd()).map_err(|error| Fault::from_io(what(), &error))
 }
 
-/// A folder, and where in it the path is: its own name, unless it has none.
+/// The parent folder of a path, and the name in it; the folder itself if it has no name.
 fn parent_and_name(path: &Path) -> Result<(Folder, WirePath), Fault> {
     let Some(name) = path.file_name() else {
         return Ok((Folder::open_free(path)?, WirePath::root()));

@@ -1,8 +1,7 @@
-//! A source that is watched, remote or local alike: a stream of what changed in
-//! it. The first batch, and the first after anything may have been missed, says
-//! `rescan`. A server that restarts, and a folder that is replaced, are waited
-//! for; what cannot be watched at all, and whoever is not let in, is an error.
-//! Called by who keeps a copy current.
+//! Watches a source, remote or local: a stream of its changes. The first batch says `rescan`, and
+//! so does the first one after changes may have been missed. The watch waits for a server that
+//! restarts and a folder that is replaced. A source that cannot be watched, and a rejected client,
+//! are errors. Used by mirrors that follow a source, and by mounts.
 
 pub mod local;
 pub mod remote;
@@ -18,18 +17,19 @@ use verbatim_engine::connection::error::ClientError;
 use verbatim_engine::connection::error::fault_of;
 use verbatim_proto::{Changes, Code, Excludes, Fault, Watch};
 
-/// What is heard of a watched source.
+/// An event of a watched source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent {
-    /// What changed.
+    /// Changes of the source.
     Changed(Changes),
-    /// So many changes of a local folder were found that no event told; they are told next.
+    /// A scan of a local folder found this many changes that no event had reported; the changes
+    /// follow.
     Healed(u64),
-    /// Nothing can be heard just now, and why. It is tried again, and then begins with `rescan`.
+    /// The source is lost, with the cause. The watch retries, and then continues with `rescan`.
     Lost(Fault),
 }
 
-/// A source that is watched until this is dropped.
+/// A watch of a source, until it is dropped.
 #[derive(Debug)]
 pub struct SourceWatch {
     heard: mpsc::Receiver<Result<WatchEvent, ClientError>>,
@@ -43,8 +43,8 @@ enum Source {
 }
 
 impl SourceWatch {
-    /// Watches a remote folder, over a session of its own. A server that is silent for
-    /// `timeout` is lost. Needs a tokio runtime.
+    /// Watches a remote folder over a session of its own. After `timeout` without a message the
+    /// server is lost. Needs a tokio runtime.
     pub fn remote(connect: ConnectOptions, timeout: Duration, watch: Watch) -> Self {
         Self::of(Source::Remote(Box::new(RemoteWatch::new(connect, timeout, watch))))
     }
@@ -55,20 +55,20 @@ impl SourceWatch {
     }
 
     fn of(source: Source) -> Self {
-        // What is not taken yet waits where it is collected, which knows how much may.
+        // Changes that wait are merged where they are collected, within a bound.
         let (out, heard) = mpsc::channel(1);
         tokio::spawn(watch_with_retry(source, out));
         Self { heard }
     }
 
-    /// What is heard next. An error is the end of it.
+    /// Waits for the next event. An error is the last one.
     pub async fn next(&mut self) -> Result<WatchEvent, ClientError> {
         let over = || Err(Fault::new(Code::Bug, "watching has ended").into());
         self.heard.recv().await.unwrap_or_else(over)
     }
 }
 
-/// Watches for as long as somebody listens, beginning again when the source was lost.
+/// Watches until the receiver is dropped, and retries when the source is lost.
 async fn watch_with_retry(mut source: Source, out: EventSender) {
     let (mut backoff, mut loss_reported) = (Backoff::watch(Instant::now()), false);
     loop {
@@ -81,12 +81,12 @@ async fn watch_with_retry(mut source: Source, out: EventSender) {
             backoff.succeeded();
             loss_reported = false;
         }
-        // Nobody listens any more.
+        // The receiver was dropped.
         let Err(error) = attended else { return };
         let RetryDecision::After(pause) = backoff.failed(&error, Instant::now()) else {
             return drop(out.send(Err(error)).await);
         };
-        // Once for each time it is lost.
+        // Reported once for each loss.
         if !loss_reported && out.send(Ok(WatchEvent::Lost(fault_of(&error)))).await.is_err() {
             return;
         }

@@ -1,7 +1,6 @@
-//! A remote folder that is watched, over a control connection of its own: it
-//! stays when copies come and go. The next batch is asked for when this one is
-//! taken. Asks for nothing in particular now and then, so that each side knows
-//! that the other is there.
+//! Watches a remote folder over a control connection of its own, which outlives the sessions of
+//! copies. Requests the next batch once this one was received. Sends an empty request from time to
+//! time, so that both sides know that the other is alive.
 
 use crate::watch::{EventSender, WatchEvent};
 use std::time::{Duration, Instant};
@@ -12,13 +11,13 @@ use verbatim_proto::{
     Changes, ClientMessage, Code, Fault, Look, ServerMessage, Watch, WatchReply, WatchRequest,
 };
 
-/// How often the server is asked whether it is there: oftener than it may find us idle.
+/// How often the server is pinged, before it finds the session idle.
 const PING: Duration = Duration::from_secs(3);
 
-/// The only request of its session.
+/// The id of the only request of its session.
 const REQUEST: u32 = 1;
 
-/// A remote folder to watch.
+/// A watch of a remote folder.
 pub(crate) struct RemoteWatch {
     connect: ConnectOptions,
     timeout: Duration,
@@ -30,10 +29,11 @@ impl RemoteWatch {
         Self { connect, timeout, watch }
     }
 
-    /// Watches until it is lost, or nobody listens; `began` says whether it ever began.
+    /// Watches until the source is lost or the receiver is dropped; `began` tells whether the watch
+    /// ever started.
     pub async fn run(&mut self, out: &EventSender, began: &mut bool) -> Result<(), ClientError> {
         let connection = connect(&self.connect).await?;
-        // Another server, however trusted, has other files.
+        // Another server, even a trusted one, has other files.
         self.connect.fingerprint = Some(connection.server);
         let mut receiver = connection.receiver;
         let outbox = Outbox::new(connection.sender, self.timeout);
@@ -47,7 +47,7 @@ impl RemoteWatch {
                 message = receiver.recv() => {
                     heard_at = Instant::now();
                     waiting = match (waiting, self.message(message?)?) {
-                        // More than was asked for: whatever it is, all of it is looked at.
+                        // The server sent a batch that was not requested: rescan everything.
                         (Some(_), Some(_)) => Some(Changes::rescan()),
                         (waiting, told) => told.or(waiting),
                     };
@@ -73,13 +73,13 @@ impl RemoteWatch {
                 () = out.closed() => break,
             }
         }
-        // The server notices either way.
+        // The server notices the end in any case.
         let _ = outbox.push(&ClientMessage::Bye);
         let _ = outbox.close().await;
         Ok(())
     }
 
-    /// What a message says: changes, nothing, or the end.
+    /// The changes in a message, if any; fails if the message ends the watch.
     fn message(&self, message: Option<ServerMessage>) -> Result<Option<Changes>, ClientError> {
         let peer = || peer(&self.connect.host, self.connect.port);
         match message {
@@ -88,7 +88,7 @@ impl RemoteWatch {
                 let text = format!("cannot watch {} on {}: {fault}", self.watch.path, peer());
                 Err(Fault::new(fault.code, text).into())
             }
-            // It heard nothing of us, but it is there.
+            // The server missed our pings, but it is alive.
             Some(ServerMessage::Refused(Fault { code: Code::TimedOut, text })) => {
                 Err(ClientError::Ended { peer: peer(), fault: Fault::new(Code::LinkLost, text) })
             }
