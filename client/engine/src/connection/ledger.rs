@@ -165,7 +165,7 @@ impl Ledger {
     /// Notes the items deferred for lack of space as unfinished, for the next session.
     pub fn note_no_space_unfinished(&mut self) {
         let Some(mut no_space) = self.no_space.take() else { return };
-        while let Ok(page) = no_space.take_first()
+        while let Ok(page) = no_space.take_front_page()
             && !page.is_empty()
         {
             page.into_iter().for_each(|(item, label, _)| self.note_unfinished(item, label, true));

@@ -127,7 +127,8 @@ impl Engine {
         let fds = (verbatim_files::limit::raise_open_files() / 2).min(OPEN_MAX);
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let stats = Arc::new(Stats::default());
-        let (carrier, streams) = setup::carry(&mut options, short_chunk_bytes, connection)?;
+        let (carrier, streams) =
+            setup::choose_transport(&mut options, short_chunk_bytes, connection)?;
         let workers = setup::workers(streams, carrier.is_verbs(), || {
             ClientWorker::new(sender.clone(), stats.clone(), options.trace.clone())
         })?;

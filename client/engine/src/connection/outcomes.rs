@@ -81,7 +81,7 @@ impl Outcomes {
     }
 
     /// Replaces the expected size of a file.
-    pub(crate) fn expect_instead(&mut self, before: u64, bytes: u64) {
+    pub(crate) fn replace_expected(&mut self, before: u64, bytes: u64) {
         self.progress.bytes_known = self.progress.bytes_known.saturating_sub(before);
         self.progress.expect(bytes);
     }

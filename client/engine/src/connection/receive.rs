@@ -111,7 +111,11 @@ fn note(spent: Spent, piece: &Piece, stats: &Stats) {
 
 /// Copies a chunk from a basis file; `None` if the basis differs. Only a chunk of one file can have
 /// a basis.
-pub(crate) fn take(pieces: &[Piece], targets: &[ChunkTarget], stats: &Stats) -> Option<Outcome> {
+pub(crate) fn copy_from_basis(
+    pieces: &[Piece],
+    targets: &[ChunkTarget],
+    stats: &Stats,
+) -> Option<Outcome> {
     let ([piece], [target]) = (pieces, targets) else { return None };
     let DataSink::File(local_file) = &target.sink else { return None };
     if !local_file.has_basis_files() {

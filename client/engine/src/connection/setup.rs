@@ -28,7 +28,7 @@ fn qps(options: &SessionOptions) -> u16 {
 
 /// Chooses the transport and the number of links. Uses short chunks without RDMA, or if buffers for
 /// long ones cannot be pinned.
-pub(crate) fn carry(
+pub(crate) fn choose_transport(
     options: &mut SessionOptions,
     short: u32,
     connection: &Connection,

@@ -7,7 +7,7 @@
 
 use crate::connection::event::WorkerEvent;
 use crate::connection::link_buffers::LinkBuffers;
-use crate::connection::receive::{ChunkTarget, take, verify_and_write};
+use crate::connection::receive::{ChunkTarget, copy_from_basis, verify_and_write};
 use crate::local_io::counters::Stats;
 use crate::local_io::endpoint::{DataSink, DataSource};
 use crate::local_io::trace::Trace;
@@ -119,7 +119,7 @@ impl ClientWorker {
         if !self.links.contains_key(&key_of(fetch.link)) {
             return self.report_fetch(&fetch, 0, Outcome::LinkLost);
         }
-        match take(&fetch.chunk.pieces, &targets, &self.stats) {
+        match copy_from_basis(&fetch.chunk.pieces, &targets, &self.stats) {
             Some(outcome) => {
                 // Drop the target before the answer: a restart removes it.
                 drop(targets);

@@ -42,7 +42,7 @@ impl Stats {
     }
 
     /// Names the part that took most of the time: `hash`, `disk`, `link` or `peer`.
-    pub fn limit(&self) -> &'static str {
+    pub fn bottleneck(&self) -> &'static str {
         let counters = [
             ("hash", &self.hash_ns),
             ("disk", &self.disk_ns),

@@ -64,7 +64,7 @@ impl<T: Serialize + DeserializeOwned> Spool<T> {
     }
 
     /// Removes a page of entries from the front, in order; empty when the queue is.
-    pub fn take_first(&mut self) -> Result<Vec<T>, Fault> {
+    pub fn take_front_page(&mut self) -> Result<Vec<T>, Fault> {
         match self.pages.pop_front() {
             Some(page) => self.read(page),
             None => parse(&std::mem::take(&mut self.tail)),
@@ -72,7 +72,7 @@ impl<T: Serialize + DeserializeOwned> Spool<T> {
     }
 
     /// Removes a page of entries from the end, the last first; empty when the queue is.
-    pub fn take_last(&mut self) -> Result<Vec<T>, Fault> {
+    pub fn take_back_page(&mut self) -> Result<Vec<T>, Fault> {
         let mut page = match (self.tail.is_empty(), self.pages.pop_back()) {
             (true, Some(page)) => self.read(page)?,
             (_, page) => {
@@ -121,7 +121,7 @@ mod tests {
             let (mut spool, mut taken) = (filled(count), Vec::new());
             assert_eq!(spool.count(), count);
             loop {
-                let page = spool.take_first().expect("reads");
+                let page = spool.take_front_page().expect("reads");
                 if page.is_empty() {
                     break;
                 }
@@ -131,7 +131,7 @@ mod tests {
             assert_eq!(taken, all);
             let (mut spool, mut taken) = (filled(count), Vec::new());
             loop {
-                let page = spool.take_last().expect("reads");
+                let page = spool.take_back_page().expect("reads");
                 if page.is_empty() {
                     break;
                 }

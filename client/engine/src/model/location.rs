@@ -82,7 +82,7 @@ impl Location {
             return Ok(Self::Local(PathBuf::from(OsString::from_vec(bytes.to_vec()))));
         };
         let (host, port) = split_authority(authority, with_port).map_err(fail)?;
-        if let Some(cause) = habit_of_others(&host, path).filter(|_| !with_port) {
+        if let Some(cause) = foreign_syntax_hint(&host, path).filter(|_| !with_port) {
             return Err(fail(cause));
         }
         let plain = WirePath::parse(path).map_err(|fault| fail(fault.text))?;
@@ -117,22 +117,22 @@ impl std::fmt::Display for Location {
 impl std::fmt::Display for Remote {
     /// Formats it as `HOST:/EXPORT/PATH`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&shown(&self.host, &self.path))
+        f.write_str(&format_remote(&self.host, &self.path))
     }
 }
 
 /// Formats a remote path as `HOST:/EXPORT/PATH`.
-pub fn shown(host: &str, path: &WirePath) -> String {
-    format!("{}:/{path}", bracketed(host))
+pub fn format_remote(host: &str, path: &WirePath) -> String {
+    format!("{}:/{path}", bracket_ipv6(host))
 }
 
 /// Host and port, for messages.
 pub fn peer(host: &str, port: u16) -> String {
-    format!("{}:{port}", bracketed(host))
+    format!("{}:{port}", bracket_ipv6(host))
 }
 
 /// Puts an IPv6 address in brackets, because it contains colons.
-fn bracketed(host: &str) -> String {
+fn bracket_ipv6(host: &str) -> String {
     if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
 }
 
@@ -164,9 +164,9 @@ fn user_and_host(bytes: &[u8]) -> Option<(String, String)> {
 
 /// The correct spelling for arguments of other tools: `HOST:PORT:/PATH`, `HOST::MODULE`,
 /// `FE80::1:/PATH`, `file:///PATH` and `https://HOST`.
-fn habit_of_others(host: &str, path: &[u8]) -> Option<String> {
+fn foreign_syntax_hint(host: &str, path: &[u8]) -> Option<String> {
     if let Some(port) = misplaced_port(path) {
-        return Some(format!("a port is written rdma://{}:{port}/EXPORT/PATH", bracketed(host)));
+        return Some(format!("a port is written rdma://{}:{port}/EXPORT/PATH", bracket_ipv6(host)));
     }
     let text = match host {
         _ if path.starts_with(b":") => {

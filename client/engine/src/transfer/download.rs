@@ -202,7 +202,7 @@ impl Downloads {
                     info.mode &= 0o700;
                 }
                 let file = self.files.get_mut(&id).expect("opened files are known");
-                engine.outcomes().expect_instead(file.size, info.size);
+                engine.outcomes().replace_expected(file.size, info.size);
                 file.size = info.size;
                 if let Err(fault) = file.sink.set_info(info) {
                     // The partial file of the earlier run is still good.

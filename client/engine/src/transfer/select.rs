@@ -5,7 +5,7 @@ use crate::connection::Engine;
 use crate::connection::dir_guard::WorkItem;
 use crate::connection::ledger::ItemKey;
 use crate::model::copy_policy::Task;
-use crate::model::location::shown;
+use crate::model::location::format_remote;
 use crate::model::report::Planned;
 use crate::transfer::remote_mkdir::MkdirEntry;
 use crate::transfer::select_local::{compare_kinds, existing};
@@ -227,7 +227,7 @@ fn accept(engine: &mut Engine, candidate: Candidate, accepted: &mut Accepted) {
 }
 
 fn plan(engine: &mut Engine, candidate: Candidate) {
-    let target = shown(&engine.options().connect.host, candidate.target());
+    let target = format_remote(&engine.options().connect.host, candidate.target());
     let (kind, bytes) = match &candidate {
         Candidate::File(_, upload) => (EntryKind::File, upload.size),
         Candidate::Entry { entry, .. } => (entry.kind.clone(), 0),

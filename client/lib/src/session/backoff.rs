@@ -226,7 +226,7 @@ pub fn may_come_back(error: &ClientError) -> bool {
 /// Whether a former success may repeat without the user's help. The server, a folder, a disk or a
 /// network file system may return, and another process may release a lock.
 pub(crate) fn is_transient(error: &ClientError) -> bool {
-    let mended = [
+    let transient_codes = [
         Code::NotFound,
         Code::NotFolder,
         Code::Denied,
@@ -235,7 +235,7 @@ pub(crate) fn is_transient(error: &ClientError) -> bool {
         Code::NoSpace,
         Code::TimedOut,
     ];
-    may_come_back(error) || mended.contains(&fault_of(error).code)
+    may_come_back(error) || transient_codes.contains(&fault_of(error).code)
 }
 
 /// A random number.

@@ -388,7 +388,7 @@ impl Dispatcher {
         summary.moved_bytes += stats.moved.load(Ordering::Relaxed);
         summary.rehashed_bytes += stats.rehashed.load(Ordering::Relaxed);
         summary.hole_bytes += stats.holes.load(Ordering::Relaxed);
-        summary.limited_by = stats.limit();
+        summary.limited_by = stats.bottleneck();
         summary.in_place_bytes += engine.write().in_place_bytes();
         summary.mismatches += engine.read().mismatches() + engine.write().mismatches();
         ledger

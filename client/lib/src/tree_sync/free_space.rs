@@ -60,14 +60,14 @@ impl TreeSync {
     /// Removes a page of leftovers, and of entries that only the staging tree has; the last first,
     /// because folders must be empty. Returns whether there were any.
     pub(super) fn sweep_page(&mut self) -> Result<bool, Fault> {
-        let mut page = self.scan.leftovers.take_first()?;
+        let mut page = self.scan.leftovers.take_front_page()?;
         if page.is_empty() {
-            let mut obsolete = self.schedule.reverts.take_last()?;
+            let mut obsolete = self.schedule.reverts.take_back_page()?;
             if obsolete.is_empty()
                 && self.phase == Phase::Clearing
                 && self.spec.mirror.atomic_target.is_some()
             {
-                obsolete = self.schedule.deletes.take_last()?;
+                obsolete = self.schedule.deletes.take_back_page()?;
             }
             page.extend(obsolete.iter().map(What::path).cloned());
         }
@@ -82,7 +82,7 @@ impl TreeSync {
             return Ok(());
         };
         loop {
-            let page = no_space.take_first()?;
+            let page = no_space.take_front_page()?;
             if page.is_empty() {
                 return Ok(());
             }

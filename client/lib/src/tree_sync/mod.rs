@@ -277,28 +277,30 @@ impl TreeSync {
             Phase::Comparing => self.compare_trees(engine, transfer)?,
             Phase::Fetching if self.pending_count(transfer) >= QUEUE_LOW => self.has_more = false,
             Phase::Fetching => {
-                self.do_spooled(engine, transfer, |schedule| schedule.new_files.take_first())?
+                self.do_spooled(engine, transfer, |schedule| schedule.new_files.take_front_page())?
             }
             _ if !self.is_settled(transfer) => self.has_more = false,
             Phase::Clearing => self.free_space(engine)?,
             Phase::Linking => {
-                self.do_spooled(engine, transfer, |schedule| schedule.links.take_first())?
+                self.do_spooled(engine, transfer, |schedule| schedule.links.take_front_page())?
             }
             Phase::Deleting => {
                 if self.schedule.deletes.count() > 0 && self.may_delete(engine) {
-                    self.do_spooled(engine, transfer, |schedule| schedule.deletes.take_last())?;
+                    self.do_spooled(engine, transfer, |schedule| {
+                        schedule.deletes.take_back_page()
+                    })?;
                 } else {
                     self.phase = Phase::Deferred;
                 }
             }
             Phase::Deferred => {
-                self.do_spooled(engine, transfer, |schedule| schedule.late.take_first())?
+                self.do_spooled(engine, transfer, |schedule| schedule.late.take_front_page())?
             }
             Phase::LinkingDeferred => {
-                self.do_spooled(engine, transfer, |schedule| schedule.late_links.take_first())?
+                self.do_spooled(engine, transfer, |schedule| schedule.late_links.take_front_page())?
             }
             Phase::Finishing => {
-                self.do_spooled(engine, transfer, |schedule| schedule.finishes.take_first())?
+                self.do_spooled(engine, transfer, |schedule| schedule.finishes.take_front_page())?
             }
             Phase::Sweeping => self.sweep(engine)?,
             Phase::Publishing(false) => self.publish(engine),
