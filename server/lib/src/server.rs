@@ -22,7 +22,7 @@ use crate::rdma::devices::Devices;
 use crate::rdma::rails::Rdma;
 use crate::rdma_setup::rails_of;
 use crate::sandbox::check_user;
-use crate::session::{Shared, Welcome};
+use crate::session::{Services, SessionHost};
 use crate::worker::Worker;
 use crate::worker::chunk_store::ChunkStore;
 use std::net::{SocketAddr, TcpStream};
@@ -109,7 +109,7 @@ pub struct Server {
     acceptor: Arc<Acceptor>,
     keyring: Keyring,
     fingerprint: Fingerprint,
-    shared: Arc<Shared>,
+    services: Arc<Services>,
     config: Config,
     page: Option<Page>,
     _door: LocalDoor,
@@ -136,7 +136,7 @@ impl Server {
         let page = Page::bind(&config.metrics).await?;
         let port = options.port.take();
         let port = port.map_or_else(|| take_port(config.listen), Ok).map_err(listen)?;
-        let shared = Arc::new(share(&config, options)?);
+        let services = Arc::new(share(&config, options)?);
         let socket = TcpSocket::from_std_stream(port);
         let port = socket.local_addr().map_err(listen)?.port();
         let fingerprint = identity.fingerprint();
@@ -148,14 +148,14 @@ impl Server {
         // Behind the new door: who connects from now on does not come with the key of an old one.
         let listener = socket.listen(BACKLOG).map_err(listen)?;
         let server =
-            Self { listener, acceptor, keyring, fingerprint, shared, config, page, _door: door };
+            Self { listener, acceptor, keyring, fingerprint, services, config, page, _door: door };
         let about = About {
             address: Some(server.address()),
             fingerprint: fingerprint.to_string(),
             certificate_end,
-            no_rdma: server.shared.rdma.missing(),
+            no_rdma: server.services.rdma.missing(),
         };
-        server.shared.observatory.describe(about);
+        server.services.observatory.describe(about);
         Ok(server)
     }
 
@@ -195,26 +195,26 @@ impl Server {
     async fn serve_until(self, stop: Pin<Box<dyn Future<Output = Ending> + Send + '_>>) {
         let keys = self.keyring.watch(self.acceptor.clone());
         let keep = Duration::from_secs(u64::from(self.config.uploads.keep_hours) * 3600);
-        let place = self.shared.observatory.clone();
+        let place = self.services.observatory.clone();
         let refusals = Arc::<Refusals>::default();
         let limits = &self.config.limits;
-        let host = Welcome::new(self.shared.clone(), refusals.clone(), limits.sessions_max);
+        let host = SessionHost::new(self.services.clone(), refusals.clone(), limits.sessions_max);
         let guests = Guests::new(limits, self.acceptor, keys, place.clone(), refusals, host);
         let mut watching = JoinSet::new();
-        let quotas = self.shared.exports.values().filter_map(|export| export.quota.clone());
-        let written = self.shared.written.clone();
+        let quotas = self.services.exports.values().filter_map(|export| export.quota.clone());
+        let written = self.services.written.clone();
         let keeper = Keeper::start(quotas.collect(), self.config.state_dir(), written);
-        let watched = Arc::new(self.shared.watched());
+        let watched = Arc::new(self.services.watched());
         watching.spawn(place.clone().watch(watched.clone(), self.config.exports.clone()));
-        let shared = self.shared.clone();
+        let services = self.services.clone();
         let let_go = move || {
-            shared.exports.values().for_each(|export| export.folder.forget_old_parents());
+            services.exports.values().for_each(|export| export.folder.forget_old_parents());
         };
-        watching.spawn(self.shared.trimmer.clone().run(let_go));
+        watching.spawn(self.services.trimmer.clone().run(let_go));
         if let Some(page) = self.page {
             watching.spawn(page.serve(place.clone(), watched));
         }
-        let _reaper = (!keep.is_zero()).then(|| Reaper::start(self.shared.exports.clone(), keep));
+        let _reaper = (!keep.is_zero()).then(|| Reaper::start(self.services.exports.clone(), keep));
         let drain = Duration::from_secs(self.config.drain_seconds.into());
         accept_until(self.listener, guests, stop, drain, || place.drain()).await;
         watching.shutdown().await;
@@ -283,7 +283,7 @@ fn authority(config: &Config) -> Result<Option<Authority>, ControlError> {
 const BACKLOG: u32 = 1024;
 
 /// What all sessions of a server with this configuration share.
-pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, ServerError> {
+pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Services, ServerError> {
     let written = match config.exports.iter().any(Export::has_quota) {
         true => Counts::load(&config.state_dir())?,
         false => Counts::default(),
@@ -301,7 +301,7 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Shared, S
         .collect::<Result<Vec<_>, _>>()?;
     let rdma = Rdma { devices: options.devices, ..rails_of(&config.rdma) };
     rdma.announce(config.exports.iter().map(|export| export.path.as_path()));
-    Ok(Shared {
+    Ok(Services {
         exports,
         written,
         hashing: Arc::new(Hashing::new(cache)),

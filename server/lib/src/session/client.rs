@@ -2,7 +2,7 @@
 //! rights, its share of what all clients share, and the memory that it may name. Owns what was not
 //! kept of its metadata.
 
-use super::Shared;
+use super::Services;
 use super::end::End;
 use crate::exports::client_view::Reach;
 use crate::limits::client_limits::Share;
@@ -21,7 +21,7 @@ use verbatim_proto::{Code, Dropped};
 /// The client of a session.
 pub(crate) struct Client {
     pub id: u64,
-    pub shared: Arc<Shared>,
+    pub services: Arc<Services>,
     pub outbox: Outbox<ServerMessage>,
     pub domain: Arc<SessionDomain>,
     /// Our address, as the client reached it.
@@ -38,16 +38,16 @@ pub(crate) struct Client {
     pub memory: Arc<Taker>,
     /// What of the client's metadata was not kept.
     pub dropped: Dropped,
-    pub gone: Gone,
+    pub cancel: CancelFlag,
     /// Since when there is no memory for a window or a slot.
     pub memory_wait: Option<Instant>,
 }
 
 /// Whether nobody waits for answers any more: jobs end early then.
 #[derive(Default)]
-pub(crate) struct Gone(Arc<AtomicBool>);
+pub(crate) struct CancelFlag(Arc<AtomicBool>);
 
-impl Gone {
+impl CancelFlag {
     /// Turns true when the client is gone.
     pub fn flag(&self) -> Arc<AtomicBool> {
         self.0.clone()
@@ -59,7 +59,7 @@ impl Gone {
     }
 }
 
-impl Drop for Gone {
+impl Drop for CancelFlag {
     fn drop(&mut self) {
         self.set();
     }
@@ -87,7 +87,7 @@ impl Client {
 
     /// Gives a worker something to do.
     pub fn tell(&self, worker: usize, command: Command) -> Result<(), End> {
-        let told = self.shared.workers[worker].send(command);
+        let told = self.services.workers[worker].send(command);
         told.map_err(|error| End::refused(Code::Limit, error.to_string()))
     }
 }

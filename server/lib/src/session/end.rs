@@ -23,7 +23,7 @@ impl End {
 }
 
 /// Goes on where devices have let go of memory; else the session ends.
-pub(super) fn go_on_if(let_go: bool) -> Result<(), End> {
+pub(super) fn end_if_unreleased(let_go: bool) -> Result<(), End> {
     Ok(check_released(let_go)?)
 }
 

@@ -1,8 +1,8 @@
 //! What happens to a session beside the messages of its client: what jobs and workers
 //! tell it, in one queue of its own. `mod.rs` routes each to what it concerns.
 
+use super::folder_watches::WatchEvent;
 use super::links::PairEvent;
-use super::watching::Watched;
 use super::writing::WriteEvent;
 use super::{mirror, namespace};
 use crate::net::data_tickets::Joined;
@@ -22,7 +22,7 @@ pub(crate) enum Event {
     /// A data connection was made.
     Joined(Joined),
     Link(LinkEvent),
-    Watched(Watched),
+    Watch(WatchEvent),
     /// Something is to be known about the pin budget.
     Pins(Ring),
 }
@@ -81,9 +81,9 @@ impl From<LinkEvent> for Event {
     }
 }
 
-impl From<Watched> for Event {
-    fn from(event: Watched) -> Self {
-        Self::Watched(event)
+impl From<WatchEvent> for Event {
+    fn from(event: WatchEvent) -> Self {
+        Self::Watch(event)
     }
 }
 
@@ -102,6 +102,6 @@ impl From<Panicked> for Event {
 impl Event {
     /// Whether a job sent it: each job sends one.
     pub fn is_of_job(&self) -> bool {
-        !matches!(self, Self::Joined(_) | Self::Link(_) | Self::Watched(_) | Self::Pins(_))
+        !matches!(self, Self::Joined(_) | Self::Link(_) | Self::Watch(_) | Self::Pins(_))
     }
 }

@@ -8,20 +8,20 @@
 
 mod backpressure;
 mod client;
+mod disclosed_owners;
 mod end;
 mod event;
 mod fd_queue;
+mod folder_watches;
+mod housekeeping;
 mod links;
 mod mirror;
 mod namespace;
 mod pacing;
 mod read_host;
-mod shared;
+mod services;
+mod session_host;
 mod sync_lock;
-mod tending;
-mod told_owners;
-mod watching;
-mod welcome;
 mod writing;
 
 use crate::exports::client_view::Reach;
@@ -30,23 +30,25 @@ use crate::limits::memory_budget::Lender;
 use crate::observe::session_stats::View;
 use crate::worker::LinkEvent;
 use backpressure::JOBS_MAX;
-use client::{Client, Gone};
+use client::{CancelFlag, Client};
+use disclosed_owners::DisclosedOwners;
 pub(crate) use end::End;
 use event::Event;
 use fd_queue::{FdQueue, Placed, TimedOut};
+use folder_watches::FolderWatches;
 use links::port_admission::{self, HeldMessage};
 use links::{LinkNews, Links, PairEvent};
 use mirror::Mirrors;
 use namespace::{Namespace, NamespaceEvent};
 use pacing::Pacing;
 use read_host::{ReadableFiles, serve_reads};
-pub(crate) use shared::Shared;
+pub(crate) use services::Services;
+pub(crate) use session_host::SessionHost;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use told_owners::ToldOwners;
 use verbatim_control::{ControlError, Outbox, Policy, Receiver, Who};
 use verbatim_files::Over;
 use verbatim_proto::message::{CreateFile, LinkId, OpenFile, ServerMessage};
@@ -55,8 +57,6 @@ use verbatim_proto::write::ServerEffect;
 use verbatim_proto::{ClientMessage, Code, Dropped, Fault};
 use verbatim_serve::jobs::Rooms;
 use verbatim_serve::{EVENTS_MAX, EventPort, Guard, JobLimits, Jobs, ReadOut, ReadService};
-use watching::Watches;
-pub(crate) use welcome::Welcome;
 use writing::{WriteEvent, WriteOut, Writing};
 
 /// A session and everything it owns.
@@ -74,9 +74,9 @@ pub(crate) struct Session {
     reading: ReadService<ReadableFiles>,
     writing: Writing,
     namespace: Namespace,
-    watches: Watches,
+    watches: FolderWatches,
     mirrors: Mirrors,
-    told_owners: ToldOwners,
+    disclosed_owners: DisclosedOwners,
 }
 
 /// Events taken before what they call for is done.
@@ -85,7 +85,7 @@ const EVENTS_AT_ONCE: usize = 16;
 impl Session {
     /// A session for a client that was welcomed.
     pub fn new(
-        shared: Arc<Shared>,
+        services: Arc<Services>,
         outbox: Outbox<ServerMessage>,
         chunk_bytes: u32,
         local: Option<IpAddr>,
@@ -93,8 +93,8 @@ impl Session {
         (who, reach): (Who, Reach),
     ) -> (Self, mpsc::Receiver<Event>) {
         let (events, receiver) = mpsc::channel(EVENTS_MAX);
-        let pacing = Pacing::of(&shared, &view);
-        let share = shared.shares.of(&view.who, view.peer.ip());
+        let pacing = Pacing::of(&services, &view);
+        let share = services.shares.of(&view.who, view.peer.ip());
         let memory = share.memory.part();
         view.keeps(memory.clone());
         let outbox = outbox.lent_by(Arc::new(Lender(memory.clone())));
@@ -113,7 +113,7 @@ impl Session {
         let writing = Writing::new(jobs_of(of, WriteEvent::count));
         let client = Client {
             id: view.id,
-            shared,
+            services,
             outbox,
             domain: view.domain.clone(),
             local,
@@ -124,7 +124,7 @@ impl Session {
             share,
             memory,
             dropped: Dropped::default(),
-            gone: Gone::default(),
+            cancel: CancelFlag::default(),
             memory_wait: None,
         };
         let reading = serve_reads(&client, &limits, EventPort::of(&events));
@@ -139,9 +139,9 @@ impl Session {
             reading,
             writing,
             namespace,
-            watches: Watches::new(EventPort::of(&events)),
+            watches: FolderWatches::new(EventPort::of(&events)),
             mirrors,
-            told_owners: ToldOwners::default(),
+            disclosed_owners: DisclosedOwners::default(),
             client,
         };
         session.lease_more();
@@ -233,7 +233,7 @@ impl Session {
     }
 
     /// A link died: what waits for the last of them goes on.
-    fn go_on_if_left(&mut self) -> Result<(), End> {
+    fn resume_held_message(&mut self) -> Result<(), End> {
         match self.held.take() {
             Some(held) if port_admission::has_links_to_leave(&self.client, &self.links) => {
                 self.held = Some(held);
@@ -270,16 +270,18 @@ impl Session {
                 self.namespace.scan_more(&self.client, request)?
             }
             ClientMessage::Make { request, entries } => {
-                let locks = self.mirrors.carry_locks(self.client.gone.flag());
+                let locks = self.mirrors.carry_locks(self.client.cancel.flag());
                 self.namespace.make(&self.client, request, entries, locks)?;
             }
             ClientMessage::Read(request) => self.reading.request(request),
             ClientMessage::Write(request) => self.writing.machine.request(request),
             ClientMessage::Watch(request) => self.watches.request(&self.client, request)?,
             ClientMessage::Mirror(request) => {
-                let told_owners = &mut self.told_owners;
-                if let Some(edits) = self.mirrors.request(&self.client, told_owners, request)? {
-                    let locks = self.mirrors.carry_locks(self.client.gone.flag());
+                let disclosed_owners = &mut self.disclosed_owners;
+                if let Some(edits) =
+                    self.mirrors.request(&self.client, disclosed_owners, request)?
+                {
+                    let locks = self.mirrors.carry_locks(self.client.cancel.flag());
                     self.namespace.change(&self.client, edits, locks)?;
                 }
             }
@@ -306,12 +308,12 @@ impl Session {
             Event::Read(event) => self.reading.event(event),
             Event::Write(event) => self.writing.event(&mut self.client, event)?,
             Event::Namespace(event) => {
-                let locks = self.mirrors.carry_locks(self.client.gone.flag());
-                let told_owners = &mut self.told_owners;
-                self.namespace.event(&mut self.client, told_owners, event, locks)?;
+                let locks = self.mirrors.carry_locks(self.client.cancel.flag());
+                let disclosed_owners = &mut self.disclosed_owners;
+                self.namespace.event(&mut self.client, disclosed_owners, event, locks)?;
             }
             Event::Mirror(event) => {
-                self.mirrors.event(&self.client, &mut self.told_owners, event)?
+                self.mirrors.event(&self.client, &mut self.disclosed_owners, event)?
             }
             Event::Pair(event) => self.pair_event(event)?,
             Event::Joined(joined) => {
@@ -319,7 +321,7 @@ impl Session {
                 self.carry_link_news();
             }
             Event::Link(event) => self.link_event(event)?,
-            Event::Watched(event) => self.watches.event(&self.client, event)?,
+            Event::Watch(event) => self.watches.event(&self.client, event)?,
             Event::Pins(ring) => self.pins_rang(ring)?,
         }
         Ok(())
@@ -330,7 +332,7 @@ impl Session {
         self.links.pair_event(&self.client, event)?;
         self.carry_link_news();
         self.links.setup.connect_next(&self.client);
-        self.go_on_if_left()
+        self.resume_held_message()
     }
 
     /// A worker reports a link, or what it did with a chunk.
@@ -350,7 +352,7 @@ impl Session {
             LinkEvent::Dead { link, why } => {
                 self.links.died(&self.client, link, why);
                 self.carry_link_news();
-                self.go_on_if_left()
+                self.resume_held_message()
             }
         }
     }
@@ -381,7 +383,7 @@ impl Session {
         match out {
             Some(WriteOut::Create(files)) => self.create(files),
             Some(WriteOut::Commit(files)) => {
-                let locks = self.mirrors.carry_locks(self.client.gone.flag());
+                let locks = self.mirrors.carry_locks(self.client.cancel.flag());
                 self.writing.commit(&self.client, files, locks);
             }
             None => {}
@@ -459,7 +461,7 @@ impl Session {
         self.reading.end();
         drop(self.writing);
         self.watches.end_all();
-        self.client.gone.set();
+        self.client.cancel.set();
         self.mirrors.end_all();
         let session = self.client.id;
         if !self.client.dropped.is_empty() {

@@ -3,7 +3,7 @@
 //! blocks, and no worker waits. `limits::rate` counts, for all sessions of a client; the
 //! dispatcher holds back the grants and asks for the windows again.
 
-use super::Shared;
+use super::Services;
 use crate::limits::rate::Pace;
 use crate::observe::session_stats::View;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use verbatim_serve::host;
 
 /// The pace of a session.
 pub(super) struct Pacing {
-    shared: Arc<Shared>,
+    services: Arc<Services>,
     view: Arc<View>,
     pace: Option<Pace>,
     /// Whether windows wait for their time.
@@ -22,9 +22,9 @@ pub(super) struct Pacing {
 
 impl Pacing {
     /// The pace of the client that this session is of.
-    pub fn of(shared: &Arc<Shared>, view: &Arc<View>) -> Self {
-        let pace = shared.paces.of(&view.who, view.peer.ip(), shared.paces.now());
-        Self { shared: shared.clone(), view: view.clone(), pace, put_off: false, told: false }
+    pub fn of(services: &Arc<Services>, view: &Arc<View>) -> Self {
+        let pace = services.paces.of(&view.who, view.peer.ip(), services.paces.now());
+        Self { services: services.clone(), view: view.clone(), pace, put_off: false, told: false }
     }
 
     /// Whether windows wait only because the client was too fast.
@@ -35,13 +35,13 @@ impl Pacing {
     /// How long until what waits may go on; none where clients may be as fast as they can.
     pub fn wait(&self) -> Option<Duration> {
         let pace = self.pace.as_ref()?;
-        Some(pace.wait(self.shared.paces.now()).unwrap_or_default())
+        Some(pace.wait(self.services.paces.now()).unwrap_or_default())
     }
 
     /// Counts bytes that moved.
     pub fn took(&self, bytes: u64) {
         if let Some(pace) = &self.pace {
-            pace.take(bytes, self.shared.paces.now());
+            pace.take(bytes, self.services.paces.now());
         }
     }
 
@@ -77,7 +77,7 @@ impl host::Pace for Pacing {
     }
 
     fn may_lease(&mut self, bytes: u64) -> bool {
-        let now = || self.shared.paces.now();
+        let now = || self.services.paces.now();
         if self.pace.as_ref().is_none_or(|pace| pace.take_if_free(bytes, now())) {
             return true;
         }

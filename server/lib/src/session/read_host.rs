@@ -2,7 +2,7 @@
 //! digests, holes, its share of the memory; and what people see of the session. Decides nothing:
 //! `exports` says which paths a client may read, `limits` how much memory it has.
 
-use super::Shared;
+use super::Services;
 use super::client::Client;
 use crate::exports::client_view::Reach;
 use crate::exports::open::{ExportFolder, open_source};
@@ -20,7 +20,7 @@ use verbatim_telemetry::labels::{Direction, Operation, Step};
 
 /// The files that one client may read.
 pub(super) struct ReadableFiles {
-    shared: Arc<Shared>,
+    services: Arc<Services>,
     reach: Arc<Reach>,
     memory: Lender,
     view: Arc<View>,
@@ -34,7 +34,7 @@ pub(super) fn serve_reads(
     port: EventPort<ReadEvent>,
 ) -> ReadService<ReadableFiles> {
     let files = Arc::new(ReadableFiles {
-        shared: client.shared.clone(),
+        services: client.services.clone(),
         reach: client.reach.clone(),
         memory: Lender(client.memory.clone()),
         view: client.view.clone(),
@@ -44,7 +44,7 @@ pub(super) fn serve_reads(
     let observer = files.clone();
     let count = move |event: &ReadEvent, time| event.count(&*observer, time);
     let jobs = Jobs::new(limits.clone(), rooms, port, count);
-    let copied_windows_max = client.shared.rdma.copied_windows_max;
+    let copied_windows_max = client.services.rdma.copied_windows_max;
     ReadService::new((client.id, files), client.domain.clone(), jobs, copied_windows_max)
 }
 
@@ -62,15 +62,15 @@ impl ReadHost for ReadableFiles {
         cell: u64,
         fresh: bool,
     ) -> Result<Vec<Digest>, Fault> {
-        self.shared.hashing.digests(source, extent, cell, fresh)
+        self.services.hashing.digests(source, extent, cell, fresh)
     }
 
     fn forget(&self, identity: &Identity) {
-        self.shared.hashing.forget(identity);
+        self.services.hashing.forget(identity);
     }
 
     fn holes(&self, source: &Source, from: u64) -> Survey {
-        self.shared.surveys.of(source, from)
+        self.services.surveys.of(source, from)
     }
 
     fn lend(&self, bytes: usize) -> Option<Loan> {

@@ -123,7 +123,7 @@ pub(super) trait StagingTree: Send + Sync {
 /// before the job is done, also where its session is over.
 pub(super) struct LockCarrier {
     /// Whether nobody waits for answers any more.
-    pub client_gone: Arc<AtomicBool>,
+    pub cancelled: Arc<AtomicBool>,
     pub _locks: Vec<Arc<SyncLock>>,
     pub trees: Vec<Arc<dyn StagingTree>>,
 }
@@ -131,7 +131,7 @@ pub(super) struct LockCarrier {
 impl LockCarrier {
     /// Refuses what was to be done for a client that is gone: it may come back with other wishes.
     pub fn check_client(&self) -> Result<(), Fault> {
-        match self.client_gone.load(Ordering::Relaxed) {
+        match self.cancelled.load(Ordering::Relaxed) {
             true => Err(Fault::new(Code::Interrupted, "the client is gone")),
             false => Ok(()),
         }

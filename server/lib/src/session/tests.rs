@@ -54,7 +54,7 @@ impl Scene {
     }
 
     /// The same with something else in what its sessions share.
-    fn sharing(change: impl FnOnce(&mut Config), other: impl FnOnce(&mut Shared)) -> Self {
+    fn sharing(change: impl FnOnce(&mut Config), other: impl FnOnce(&mut Services)) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let data = dir.path().join("data");
         std::fs::create_dir(&data).expect("a folder");
@@ -69,29 +69,29 @@ impl Scene {
         config.cache.enabled = false;
         change(&mut config);
         let sim = Some(SimNet::new(1, Faults::default(), SimClock::Real));
-        let shared = share(&config, ServerOptions { sim, ..ServerOptions::default() });
-        let mut shared = shared.expect("it can be served");
-        other(&mut shared);
-        Self::of(dir.into(), shared.into())
+        let services = share(&config, ServerOptions { sim, ..ServerOptions::default() });
+        let mut services = services.expect("it can be served");
+        other(&mut services);
+        Self::of(dir.into(), services.into())
     }
 
     /// Another session of the same client.
     fn again(&self) -> Self {
-        Self::of(self.dir.clone(), self.session.client.shared.clone())
+        Self::of(self.dir.clone(), self.session.client.services.clone())
     }
 
-    fn of(dir: Arc<TempDir>, shared: Arc<Shared>) -> Self {
+    fn of(dir: Arc<TempDir>, services: Arc<Services>) -> Self {
         let (here, there) = tokio::io::duplex(1 << 20);
         let outbox = Outbox::new(Sender::new(here), SOON);
         let peer = ([127, 0, 0, 1], 1).into();
         let (who, agent, request) = ("me".into(), "test".into(), "0f".into());
         let (domain, discreet) = Default::default();
         let guest = Guest { id: 1, request, peer, who, agent, domain, discreet };
-        let view = shared.observatory.enter(guest);
+        let view = services.observatory.enter(guest);
         let visitor = Visitor { who: &Who::Local, address: peer.ip() };
-        let reach = Reach::of(&shared.exports, &visitor);
+        let reach = Reach::of(&services.exports, &visitor);
         let (session, events) =
-            Session::new(shared, outbox, 1 << 20, None, view, (Who::Local, reach));
+            Session::new(services, outbox, 1 << 20, None, view, (Who::Local, reach));
         Self { session, events, client: Receiver::new(there), dir }
     }
 
@@ -253,10 +253,10 @@ impl Link for QueuePair {
 #[tokio::test]
 async fn lost_queue_pairs_are_a_fallback_when_tcp_takes_their_place_and_one_only() {
     let mut scene = Scene::new(|_| ());
-    let shared = scene.session.client.shared.clone();
-    let sim = shared.sim.clone().expect("it is simulated");
+    let services = scene.session.client.services.clone();
+    let sim = services.sim.clone().expect("it is simulated");
     let counted = |reason: &str| {
-        let text = shared.observatory.metrics_text(&shared.watched());
+        let text = services.observatory.metrics_text(&services.watched());
         let name = format!("rdma_serve_fallbacks_total{{reason=\"{reason}\"}} ");
         text.lines().find_map(|line| line.strip_prefix(&name)).map(str::to_owned)
     };
@@ -286,9 +286,9 @@ async fn lost_queue_pairs_are_a_fallback_when_tcp_takes_their_place_and_one_only
 async fn what_cannot_be_looked_at_is_an_error_and_what_is_not_there_is_an_answer() {
     let mut scene = Scene::new(|_| ());
     std::fs::write(scene.data().join("a"), b"a").expect("writes");
-    let shared = scene.session.client.shared.clone();
+    let services = scene.session.client.services.clone();
     let counted = || {
-        let text = shared.observatory.metrics_text(&shared.watched());
+        let text = services.observatory.metrics_text(&services.watched());
         let lines = text.lines().filter(|line| line.starts_with("rdma_serve_errors_total{"));
         let count = |line: &str| line.rsplit(' ').next().and_then(|text| text.parse::<u64>().ok());
         lines.map(|line| count(line).expect("a number")).sum::<u64>()
@@ -340,7 +340,7 @@ async fn a_walk_that_hashes_ends_with_its_session() {
     let mut scene = Scene::new(|_| ());
     make_long_file(&scene.data());
     scene.walks(true);
-    let walks = scene.session.client.shared.hashed_walks.clone();
+    let walks = scene.session.client.services.hashed_walks.clone();
     let wait_until = async |free: usize| {
         let until = Instant::now() + SOON;
         while walks.available_permits() != free {
@@ -358,7 +358,7 @@ async fn a_walk_that_hashes_ends_with_its_session() {
 async fn walks_that_hash_wait_for_their_turn_and_nobody_else_does() {
     let mut scene = Scene::new(|_| ());
     std::fs::write(scene.data().join("a"), b"a").expect("writes");
-    let walks = scene.session.client.shared.hashed_walks.clone();
+    let walks = scene.session.client.services.hashed_walks.clone();
     let all = walks.acquire_many_owned(HASHED_WALKS_MAX as u32).await.expect("open");
     scene.walks(true);
     for _ in 0..100 {
@@ -468,8 +468,8 @@ async fn what_comes_with_a_goodbye_is_done_before_it() {
 #[tokio::test]
 async fn a_link_counts_as_lost_when_its_session_goes_on_without_it() {
     let lost = |scene: &Scene| {
-        let shared = &scene.session.client.shared;
-        let text = shared.observatory.metrics_text(&shared.watched());
+        let services = &scene.session.client.services;
+        let text = services.observatory.metrics_text(&services.watched());
         let name = "rdma_serve_links_lost_total{transport=\"sim\"} ";
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         line.map_or(0, |count| count.parse::<u64>().expect("a count"))
@@ -510,7 +510,7 @@ async fn who_notifies_again_what_was_judged_keeps_the_link() {
     let Ok(LinkAnswer::Sim { endpoint }) = scene.attach(0, 0, LinkOffer::Sim).await else {
         panic!("no link");
     };
-    let sim = scene.session.client.shared.sim.clone().expect("it is simulated");
+    let sim = scene.session.client.services.sim.clone().expect("it is simulated");
     let mut link = sim.take_end(endpoint, Arc::default()).expect("the client's end");
     let zeros = vec![0; GRAIN_BYTES as usize];
     let mut grants = VecDeque::new();
@@ -547,7 +547,7 @@ async fn who_notifies_again_what_was_judged_keeps_the_link() {
 #[tokio::test]
 async fn who_is_in_the_middle_of_a_mirror_may_be_silent_for_longer() {
     let mut scene = Scene::new(|_| ());
-    let long = scene.session.client.shared.idle + Duration::from_secs(1);
+    let long = scene.session.client.services.idle + Duration::from_secs(1);
     assert!(scene.session.tick(long).is_err(), "it does nothing at all");
     scene.holds().await;
     assert!(scene.session.tick(long).is_ok(), "it hashes a large file of its own");
@@ -573,7 +573,7 @@ fn a_target_is_held_until_what_changes_it_is_done_and_no_more_is() {
         let edits = vec![Edit::Remove { path: path("data/p"), is_folder: false }];
         let edit = MirrorRequest::Edit { request: 2, edits };
         scene.say(ClientMessage::Mirror(edit)).expect("it may change it");
-        scene.session.client.gone.set();
+        scene.session.client.cancel.set();
         scene.session.mirrors.end_all();
         assert!(is_held(), "the change is not done");
         // Who comes back waits for it.
@@ -667,7 +667,7 @@ async fn holes_of_a_large_file_are_not_looked_for_at_each_open() {
     until_trusted().await;
     // It is all hole. What is known of it is a lie, so that it shows what is told.
     let identity = verbatim_files::Identity::of(&file).expect("an identity");
-    scene.session.client.shared.surveys.keep((identity, 0, WINDOW_BYTES));
+    scene.session.client.services.surveys.keep((identity, 0, WINDOW_BYTES));
     let want = Extent::new(WINDOW_BYTES - GRAIN_BYTES, GRAIN_BYTES);
     let have = vec![Extent::new(0, want.offset)];
     let open = OpenFile { file: FileId(1), path: path("data/big"), have };
@@ -696,7 +696,7 @@ async fn a_small_file_is_sent_from_the_file_until_it_does_not_match() {
     assert_eq!(first.pieces[1].digests, [Digest::of(&[8; 1000])]);
     assert!(matches!(memory_of(&scene, &first), Memory::Gathered(..)), "it was copied");
     assert_eq!(
-        scene.session.client.shared.hashing.cache().stats().misses,
+        scene.session.client.services.hashing.cache().stats().misses,
         1,
         "b is not looked for"
     );

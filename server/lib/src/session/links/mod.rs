@@ -147,8 +147,8 @@ impl Links {
 
     /// Takes the name of a link, unless it is over or there is no room.
     fn begin_epoch(&mut self, client: &Client, link: LinkId) -> Result<(), Fault> {
-        if link.index >= client.shared.links_max {
-            let text = format!("a session may have {} links", client.shared.links_max);
+        if link.index >= client.services.links_max {
+            let text = format!("a session may have {} links", client.services.links_max);
             return Err(Fault::new(Code::Limit, text));
         }
         let newest = self.epochs.get(&link.index);
@@ -156,7 +156,7 @@ impl Links {
             return Err(Fault::new(Code::Protocol, "the link's epoch is over"));
         }
         let count = self.live.len() + self.setup.count();
-        if count >= ENDING_TIMES * usize::from(client.shared.links_max) {
+        if count >= ENDING_TIMES * usize::from(client.services.links_max) {
             return Err(Fault::new(Code::Limit, "too many links have not ended yet"));
         }
         self.epochs.insert(link.index, link.epoch);
@@ -184,7 +184,7 @@ impl Links {
         if let Some(reason) = client.reach.must_seal() {
             let secret = random_secret()?;
             client.view.fell_back(Fallback::Encrypted);
-            client.shared.joins.expect(secret, link, self.tickets.clone(), true);
+            client.services.joins.expect(secret, link, self.tickets.clone(), true);
             let secret = JoinSecret(secret);
             return Ok(Some(LinkAnswer::Sealed(SealedAnswer { secret, reason })));
         }
@@ -194,13 +194,13 @@ impl Links {
                 // One that is lost may be made anew: a stream falls back when TCP takes its place.
                 client.view.fell_back(match self.paired.contains(&link.index) {
                     true => Fallback::Lost,
-                    false => client.shared.observatory.why_tcp(),
+                    false => client.services.observatory.why_tcp(),
                 });
-                client.shared.joins.expect(secret, link, self.tickets.clone(), false);
+                client.services.joins.expect(secret, link, self.tickets.clone(), false);
                 LinkAnswer::Tcp { secret: JoinSecret(secret) }
             }
             LinkOffer::Sim => {
-                let sim = client.shared.sim.clone();
+                let sim = client.services.sim.clone();
                 let sim = sim.ok_or_else(|| Fault::new(Code::NotFound, "no simulated network"))?;
                 let (endpoint, end) = sim.listen_end(client.domain.soft().clone());
                 self.adopt(client, link, Box::new(end), None);
@@ -241,17 +241,17 @@ impl Links {
         link: Box<dyn Link>,
         port: Option<(u16, Passage)>,
     ) {
-        let number = client.shared.next_link.fetch_add(1, Ordering::Relaxed);
+        let number = client.services.next_link.fetch_add(1, Ordering::Relaxed);
         let key = LinkKey(number);
         let transport = Transport::of(link.transport());
         let workers = match transport {
-            Transport::Verbs => client.shared.device_workers,
-            _ => client.shared.workers.len(),
+            Transport::Verbs => client.services.device_workers,
+            _ => client.services.workers.len(),
         };
         let worker = number as usize % workers;
         tracing::debug!(session = client.id, ?id, transport = link.transport(), "link made");
         let session = self.events.clone();
-        let told = client.shared.workers[worker].send(Command::Adopt { key, id, link, session });
+        let told = client.services.workers[worker].send(Command::Adopt { key, id, link, session });
         if let Err(error) = told {
             tracing::error!(session = client.id, %error, "worker takes no link");
             return;
@@ -335,7 +335,7 @@ impl Links {
     pub fn end_all(&mut self, client: &Client) {
         for (id, place) in std::mem::take(&mut self.live) {
             let (key, session) = (place.key, self.events.clone());
-            let worker = &client.shared.workers[place.worker];
+            let worker = &client.services.workers[place.worker];
             // One for each link, however much the worker has to do: what is not ended serves on.
             if let Err(error) = worker.send_anyway(Command::Kill { key, id, session }) {
                 tracing::error!(session = client.id, ?id, %error, "link not ended");

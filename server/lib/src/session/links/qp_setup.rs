@@ -105,7 +105,7 @@ impl QpSetup {
         peer: &[u8],
         live: usize,
     ) -> Result<bool, Fault> {
-        let qps_max = client.shared.rdma.qps_max;
+        let qps_max = client.services.rdma.qps_max;
         let too_many = live + self.count() >= ENDING_TIMES * usize::from(qps_max);
         if link.index >= qps_max || too_many {
             let text = format!("a session may have {qps_max} queue pairs (rdma.qps)");
@@ -122,10 +122,10 @@ impl QpSetup {
         let bell = move |ring| {
             let _ = events.tell(ring);
         };
-        let (shared, domain, wanted) =
-            (client.shared.clone(), client.domain.clone(), wanted(client));
+        let (services, domain, wanted) =
+            (client.services.clone(), client.domain.clone(), wanted(client));
         self.jobs.run(move || {
-            let rail = domain.join(&shared.rdma, &wanted, peer.gid, bell);
+            let rail = domain.join(&services.rdma, &wanted, peer.gid, bell);
             PairEvent::Joined(link, rail)
         });
         Ok(peer.spots)
@@ -143,10 +143,10 @@ impl QpSetup {
     /// Connects the next queue pair, unless another is being connected.
     pub fn connect_next(&mut self, client: &Client) {
         let Some((link, peer, rail)) = self.next() else { return };
-        let (shared, domain, wanted) =
-            (client.shared.clone(), client.domain.clone(), wanted(client));
+        let (services, domain, wanted) =
+            (client.services.clone(), client.domain.clone(), wanted(client));
         self.jobs.run(move || {
-            let made = domain.connect(&shared.rdma, &wanted, rail, &peer);
+            let made = domain.connect(&services.rdma, &wanted, rail, &peer);
             PairEvent::Made(link, made)
         });
     }

@@ -126,7 +126,7 @@ impl StagingTrees {
         request: u32,
         (path, key): (WirePath, Digest),
     ) {
-        let (registry, who) = (client.shared.locks.clone(), client.view.who.clone());
+        let (registry, who) = (client.services.locks.clone(), client.view.who.clone());
         let reach = client.reach.clone();
         let mut memory = client.memory.none();
         self.jobs.run(move || {

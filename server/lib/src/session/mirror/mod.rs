@@ -9,10 +9,10 @@ mod owners;
 mod walks;
 
 use super::client::Client;
+use super::disclosed_owners::DisclosedOwners;
 use super::end::End;
 use super::namespace::Edits;
 use super::sync_lock::{LockCarrier, LockOwner, RunLock, SyncLock};
-use super::told_owners::ToldOwners;
 use crate::exports::client_view::Reach;
 pub(crate) use atomic_tree::StagingEvent;
 use atomic_tree::StagingTrees;
@@ -89,8 +89,8 @@ impl Mirrors {
     }
 
     /// The locks of the session, for a job that changes targets.
-    pub fn carry_locks(&self, client_gone: Arc<AtomicBool>) -> LockCarrier {
-        LockCarrier { client_gone, _locks: self.locks.clone(), trees: self.trees.for_jobs() }
+    pub fn carry_locks(&self, cancelled: Arc<AtomicBool>) -> LockCarrier {
+        LockCarrier { cancelled, _locks: self.locks.clone(), trees: self.trees.for_jobs() }
     }
 
     /// Ends all of them. What jobs keep is let go of when they are done.
@@ -105,7 +105,7 @@ impl Mirrors {
     pub fn event(
         &mut self,
         client: &Client,
-        told_owners: &mut ToldOwners,
+        disclosed_owners: &mut DisclosedOwners,
         event: MirrorEvent,
     ) -> Result<(), End> {
         let reply = match event {
@@ -118,7 +118,9 @@ impl Mirrors {
                 MirrorReply::Begun { request, answer }
             }
             MirrorEvent::LookedUp(reply) => reply,
-            MirrorEvent::Walked(walked) => return self.walks.walked(client, told_owners, *walked),
+            MirrorEvent::Walked(walked) => {
+                return self.walks.walked(client, disclosed_owners, *walked);
+            }
             MirrorEvent::Staging(StagingEvent::Staged(request, answer)) => {
                 self.locks_pending -= 1;
                 let answer = answer.map(|(told, staging)| {
@@ -138,7 +140,7 @@ impl Mirrors {
     pub fn request(
         &mut self,
         client: &Client,
-        told_owners: &mut ToldOwners,
+        disclosed_owners: &mut DisclosedOwners,
         request: MirrorRequest,
     ) -> Result<Option<Edits>, End> {
         match request {
@@ -159,11 +161,11 @@ impl Mirrors {
                 self.walk(client, request, walk, WalkScope::Only(Arc::new(Chosen::changed(&only))))?
             }
             MirrorRequest::WalkMore { request } => {
-                self.walks.ask(client, told_owners, request, None)?
+                self.walks.ask(client, disclosed_owners, request, None)?
             }
             MirrorRequest::WalkUnless { request, alike: digest, owners } => {
                 let known = Some(Known { digest, owners });
-                self.walks.ask(client, told_owners, request, known)?
+                self.walks.ask(client, disclosed_owners, request, known)?
             }
             MirrorRequest::Edit { request, edits } => return Ok(Some(Edits { request, edits })),
             MirrorRequest::Stage { request, path, key } => {
@@ -173,7 +175,7 @@ impl Mirrors {
                 self.trees.publish(request, &path, changed)?
             }
             MirrorRequest::NamesOf { request, owners } => {
-                self.names_of(client, told_owners, request, owners)?
+                self.names_of(client, disclosed_owners, request, owners)?
             }
             MirrorRequest::NumbersOf { request, names } => {
                 self.numbers_of(client, request, names)?
@@ -183,7 +185,7 @@ impl Mirrors {
             }
             // Its locks are handed on to the sessions that ask the same, and taken from them.
             MirrorRequest::Share { key } => {
-                self.run = Some(RunLock::of(&client.shared.locks, &client.view.who, key));
+                self.run = Some(RunLock::of(&client.services.locks, &client.view.who, key));
             }
         }
         Ok(None)
@@ -199,7 +201,7 @@ impl Mirrors {
         if hold {
             self.count_lock()?;
         }
-        let (registry, who) = (client.shared.locks.clone(), client.view.who.clone());
+        let (registry, who) = (client.services.locks.clone(), client.view.who.clone());
         let (reach, run) = (client.reach.clone(), self.run.clone());
         let held: Vec<Twin> = self.locks.iter().map(|held| held.folder).collect();
         self.jobs.run(move || {
@@ -242,15 +244,15 @@ impl Mirrors {
     fn names_of(
         &self,
         client: &Client,
-        told_owners: &ToldOwners,
+        disclosed_owners: &DisclosedOwners,
         request: u32,
         owners: Vec<Owner>,
     ) -> Result<(), End> {
         owners::check_count(owners.len())?;
-        let told = owners.iter().map(|owner| told_owners.has(owner)).collect();
-        let shared = client.shared.clone();
+        let told = owners.iter().map(|owner| disclosed_owners.has(owner)).collect();
+        let services = client.services.clone();
         self.jobs.run(move || {
-            let names = owners::names_of(&shared.accounts, &owners, told);
+            let names = owners::names_of(&services.accounts, &owners, told);
             MirrorEvent::LookedUp(MirrorReply::Names { request, names })
         });
         Ok(())
@@ -258,9 +260,9 @@ impl Mirrors {
 
     fn numbers_of(&self, client: &Client, request: u32, names: Vec<OwnerName>) -> Result<(), End> {
         owners::check_count(names.len())?;
-        let (shared, may) = (client.shared.clone(), client.reach.may_give_away());
+        let (services, may) = (client.services.clone(), client.reach.may_give_away());
         self.jobs.run(move || {
-            let numbers = owners::numbers_of(&shared.accounts, &names, may);
+            let numbers = owners::numbers_of(&services.accounts, &names, may);
             MirrorEvent::LookedUp(MirrorReply::Numbers { request, numbers })
         });
         Ok(())

@@ -9,10 +9,10 @@ use crate::exports::open::open_source;
 use crate::limits::client_limits::Share;
 use crate::limits::fair_pool::Place;
 use crate::limits::memory_budget::{WALK_BYTES, refusal};
-use crate::session::Shared;
+use crate::session::Services;
 use crate::session::client::Client;
+use crate::session::disclosed_owners::{DisclosedOwners, of_meta};
 use crate::session::end::End;
-use crate::session::told_owners::{ToldOwners, of_meta};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -144,8 +144,8 @@ impl Walks {
         digests: bool,
         make: impl FnOnce(&Hasher) -> Made + Send + 'static,
     ) {
-        let (shared, over) = (client.shared.clone(), client.gone.flag());
-        let hasher = Hasher { shared, over, meter: client.share.name.matching.meter() };
+        let (services, over) = (client.services.clone(), client.cancel.flag());
+        let hasher = Hasher { services, over, meter: client.share.name.matching.meter() };
         let work = move || {
             let (walking, page) = make(&hasher);
             Walked { request, page, walking }
@@ -153,7 +153,7 @@ impl Walks {
         match digests {
             true => {
                 let Share { name, hashed_walks, threads, .. } = &*client.share;
-                let all = &client.shared.hashed_walks;
+                let all = &client.services.hashed_walks;
                 let rooms = [hashed_walks, &name.hashed_walks, all, threads, &name.threads];
                 self.jobs.run_within(rooms.map(Arc::clone), work);
             }
@@ -165,7 +165,7 @@ impl Walks {
     pub fn ask(
         &mut self,
         client: &Client,
-        told_owners: &mut ToldOwners,
+        disclosed_owners: &mut DisclosedOwners,
         request: u32,
         unless: Option<Known>,
     ) -> Result<(), End> {
@@ -176,28 +176,28 @@ impl Walks {
                 return Err(End::Refused(Fault::new(Code::Protocol, text)));
             }
         }
-        self.go_on(client, told_owners, request)
+        self.go_on(client, disclosed_owners, request)
     }
 
     /// A page is made.
     pub fn walked(
         &mut self,
         client: &Client,
-        told_owners: &mut ToldOwners,
+        disclosed_owners: &mut DisclosedOwners,
         Walked { request, page, walking }: Walked,
     ) -> Result<(), End> {
         if let Some(turn) = self.turns.get_mut(&request) {
             turn.ready.push_back((page, walking.is_none()));
             turn.resting = walking;
         }
-        self.go_on(client, told_owners, request)
+        self.go_on(client, disclosed_owners, request)
     }
 
     /// Has a page made where too few are ready, and sends the next where it is asked for.
     fn go_on(
         &mut self,
         client: &Client,
-        told_owners: &mut ToldOwners,
+        disclosed_owners: &mut DisclosedOwners,
         request: u32,
     ) -> Result<(), End> {
         let Some(turn) = self.turns.get_mut(&request) else { return Ok(()) };
@@ -220,7 +220,7 @@ impl Walks {
         }
         // Also of a page that the client has: what it asks about those owners is the same.
         let owners = page.found.iter().flatten().map(|node| of_meta(&node.meta));
-        told_owners.note(owners);
+        disclosed_owners.note(owners);
         client.send(ServerMessage::Mirror(reply_of(request, page, done, unless)))
     }
 }
@@ -261,7 +261,7 @@ fn begin_walk(
     let trusted = export.rules.privileged_xattrs;
     let walk = TreeWalk::new(export.folder.open_folder(&base)?, filter, trusted);
     let walk = walk.crossing(export.folder.crosses());
-    let walk = walk.knowing(hasher.shared.bare.clone()).until(hasher.over.clone());
+    let walk = walk.knowing(hasher.services.bare.clone()).until(hasher.over.clone());
     let mut walk = walk.avoiding(scan.avoid).beside(beside);
     match all {
         WalkScope::Told => {}
@@ -273,7 +273,7 @@ fn begin_walk(
 
 /// Tells digests of files as long as somebody waits for them.
 struct Hasher {
-    shared: Arc<Shared>,
+    services: Arc<Services>,
     over: Arc<AtomicBool>,
     meter: Meter,
 }
@@ -282,7 +282,7 @@ impl Hasher {
     fn root(&self, source: &Source) -> Result<Digest, Fault> {
         root_of(source, |source, extent| match self.over.load(Ordering::Relaxed) {
             true => Err(Fault::new(Code::Interrupted, "the client is gone")),
-            false => self.shared.hashing.digests(source, extent, WINDOW_BYTES, false),
+            false => self.services.hashing.digests(source, extent, WINDOW_BYTES, false),
         })
     }
 }

@@ -10,9 +10,9 @@ mod changes;
 mod lookups;
 
 use super::client::Client;
+use super::disclosed_owners::{DisclosedOwners, of_meta, of_ties};
 use super::end::End;
 use super::sync_lock::LockCarrier;
-use super::told_owners::{ToldOwners, of_meta, of_ties};
 use crate::observe::session_stats::View;
 pub(super) use changes::{CHANGES_HEARD_MAX, CHANGES_WAITING_MAX, Edits};
 use changes::{Change, change_all, make_all};
@@ -117,7 +117,7 @@ impl Namespace {
         }
         self.scans.insert(request, None);
         let (reach, ties) = (client.reach.clone(), self.ties);
-        let (over, meter) = (client.gone.flag(), client.share.name.matching.meter());
+        let (over, meter) = (client.cancel.flag(), client.share.name.matching.meter());
         self.jobs.run(move || {
             let page = match begin(&reach, scan, ties, meter) {
                 Ok(scan) => next_page(scan, &over),
@@ -135,7 +135,7 @@ impl Namespace {
             let text = "the client asked for more of a scan that is not open";
             return Err(End::Refused(Fault::new(Code::Protocol, text)));
         };
-        let over = client.gone.flag();
+        let over = client.cancel.flag();
         self.jobs.run(move || NamespaceEvent::Page(request, next_page(scan, &over)));
         Ok(())
     }
@@ -200,17 +200,19 @@ impl Namespace {
     pub fn event(
         &mut self,
         client: &mut Client,
-        told_owners: &mut ToldOwners,
+        disclosed_owners: &mut DisclosedOwners,
         event: NamespaceEvent,
         locks: LockCarrier,
     ) -> Result<(), End> {
         match event {
             NamespaceEvent::Stated(request, answers) => {
                 let StatAnswers { answers, ties, _expected, .. } = answers;
-                send_ties(client, told_owners, request, ties)?;
+                send_ties(client, disclosed_owners, request, ties)?;
                 client.send(ServerMessage::Stated { request, answers })
             }
-            NamespaceEvent::Page(request, page) => self.page(client, told_owners, request, page),
+            NamespaceEvent::Page(request, page) => {
+                self.page(client, disclosed_owners, request, page)
+            }
             NamespaceEvent::Made(request, answers, dropped) => {
                 client.tell_dropped(dropped)?;
                 self.busy = false;
@@ -229,7 +231,7 @@ impl Namespace {
     fn page(
         &mut self,
         client: &Client,
-        told_owners: &mut ToldOwners,
+        disclosed_owners: &mut DisclosedOwners,
         request: u32,
         page: Page,
     ) -> Result<(), End> {
@@ -241,8 +243,8 @@ impl Namespace {
             self.scans.insert(request, scan);
         }
         let owners = entries.iter().filter_map(|entry| entry.meta.as_deref()).map(of_meta);
-        told_owners.note(owners);
-        send_ties(client, told_owners, request, ties)?;
+        disclosed_owners.note(owners);
+        send_ties(client, disclosed_owners, request, ties)?;
         client.send(ServerMessage::Page { request, entries, faults, done })
     }
 }
@@ -250,11 +252,11 @@ impl Namespace {
 /// Says whose the entries are that are told next.
 fn send_ties(
     client: &Client,
-    told_owners: &mut ToldOwners,
+    disclosed_owners: &mut DisclosedOwners,
     request: u32,
     ties: Vec<Option<Ties>>,
 ) -> Result<(), End> {
-    told_owners.note(ties.iter().flatten().map(of_ties));
+    disclosed_owners.note(ties.iter().flatten().map(of_ties));
     match ties.is_empty() {
         true => Ok(()),
         false => client.send(ServerMessage::Ties { request, ties }),

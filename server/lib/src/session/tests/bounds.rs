@@ -12,7 +12,7 @@ use verbatim_proto::meta::Xattr;
 
 /// A client of a server that has so many descriptors for files; empty ones are in `data`.
 fn with_places(places: usize) -> Scene {
-    let scene = Scene::sharing(|_| (), |shared| shared.shares.files = Places::new(places));
+    let scene = Scene::sharing(|_| (), |services| services.shares.files = Places::new(places));
     for number in 0..10 {
         std::fs::write(scene.data().join(number.to_string()), b"").expect("writes");
     }
@@ -93,8 +93,8 @@ async fn a_session_that_finds_no_descriptor_in_time_fails_its_files_and_goes_on(
     }
     drop(other);
     let until = Instant::now() + SOON;
-    while scene.session.client.shared.shares.files.left() == 0 {
-        let left = scene.session.client.shared.shares.files.left();
+    while scene.session.client.services.shares.files.left() == 0 {
+        let left = scene.session.client.services.shares.files.left();
         assert!(
             Instant::now() < until,
             "{left} places for files are left by a session that is gone"
@@ -109,7 +109,7 @@ async fn a_session_that_finds_no_descriptor_in_time_fails_its_files_and_goes_on(
 async fn files_that_are_written_take_descriptors_until_they_are_gone() {
     let mut scene = with_places(3);
     scene.creates(FileId(1), 10).await;
-    let files = scene.session.client.shared.shares.files.clone();
+    let files = scene.session.client.services.shares.files.clone();
     assert_eq!(files.left(), 1, "its own, and that of its folder");
     let info = FileInfo { size: 1, mode: 0o600, mtime_ns: 0, allocated: 1, version: None };
     let create = CreateFile { file: FileId(2), path: path("data/b"), info, stream: false };
@@ -185,7 +185,7 @@ async fn who_asks_for_more_than_is_done_is_not_heard_until_some_is() {
 async fn walks_that_hash_take_threads_of_their_client_and_leave_places_to_others() {
     let mut scene = Scene::new(|_| ());
     make_long_file(&scene.data());
-    let (share, all) = (scene.share(), scene.session.client.shared.hashed_walks.clone());
+    let (share, all) = (scene.share(), scene.session.client.services.hashed_walks.clone());
     let own = share.hashed_walks.clone().acquire_many_owned(4).await.expect("open");
     scene.walks(true);
     scene.looks().expect("it may ask");

@@ -81,7 +81,7 @@ impl Pairs {
 
     /// It is made, and wanted, or destroyed by another job.
     fn made(&mut self, link: LinkId, is_wanted: bool) -> std::sync::Weak<()> {
-        let sim = self.scene.session.client.shared.sim.clone().expect("it is simulated");
+        let sim = self.scene.session.client.services.sim.clone().expect("it is simulated");
         let (_, end) = sim.listen_end(self.scene.session.client.domain.soft().clone());
         let alive = Arc::new(());
         let watched = Arc::downgrade(&alive);

@@ -8,7 +8,7 @@
 
 use crate::rdma::registrations::Offered;
 use crate::session::client::Client;
-use crate::session::end::{End, go_on_if};
+use crate::session::end::{End, end_if_unreleased};
 use crate::worker::chunk_store::Taking;
 use std::collections::HashMap;
 use verbatim_files::Target;
@@ -34,7 +34,7 @@ impl Spots {
     /// Whether files are offered to the client to be written into: it knows how, and the
     /// configuration allows it.
     pub fn may_offer(&self, client: &Client) -> bool {
-        self.known && client.shared.rdma.write_into_files
+        self.known && client.services.rdma.write_into_files
     }
 
     /// Hands a spot over to the worker that verifies what landed there.
@@ -61,7 +61,7 @@ impl Spots {
 
     /// Takes a spot back that nothing is to be written to any more.
     pub fn end(&mut self, client: &Client, tag: Tag) -> Result<(), End> {
-        go_on_if(self.take(client, tag).take_back())
+        end_if_unreleased(self.take(client, tag).take_back())
     }
 
     /// Takes all spots back when the session ends; whether devices let go of all of them. A link

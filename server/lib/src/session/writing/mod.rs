@@ -10,7 +10,7 @@ mod open_upload;
 mod slots;
 
 use super::client::Client;
-use super::end::{End, go_on_if};
+use super::end::{End, end_if_unreleased};
 use super::links::Links;
 use super::sync_lock::{HELD_LOOK_EVERY, HELD_MAX};
 use crate::exports::client_view::Reach;
@@ -184,7 +184,7 @@ impl Writing {
     /// Makes temporary files that have their places.
     pub fn create_placed(&self, client: &Client, files: Vec<(CreateFile, Room)>) {
         let (reach, view) = (client.reach.clone(), client.view.clone());
-        let (over, rehashed) = (client.gone.flag(), self.rehashed.clone());
+        let (over, rehashed) = (client.cancel.flag(), self.rehashed.clone());
         self.jobs.run(move || {
             let until = Instant::now() + HELD_MAX;
             let create_one = |(request, room): (CreateFile, Room)| {
@@ -313,7 +313,7 @@ impl Writing {
                 self.machine.spot_made(tag, answer);
                 Ok(())
             }
-            SpotEvent::Stuck => go_on_if(false),
+            SpotEvent::Stuck => end_if_unreleased(false),
         }
     }
 

@@ -4,7 +4,7 @@
 
 use crate::limits::fair_pool::Place;
 use crate::session::client::Client;
-use crate::session::end::{End, go_on_if};
+use crate::session::end::{End, end_if_unreleased};
 use crate::session::links::Links;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
@@ -131,7 +131,7 @@ impl Slots {
     /// Whether another slot is within what uploads of a session may take. One always is.
     fn has_room(&self, client: &Client) -> bool {
         let count = self.slots.len() as u64 + 1;
-        count * u64::from(client.chunk_bytes) <= client.shared.rdma.upload_bytes_max
+        count * u64::from(client.chunk_bytes) <= client.services.rdma.upload_bytes_max
     }
 
     /// Takes the slots of a dead link back from its device.
@@ -140,7 +140,7 @@ impl Slots {
         // All of them, also behind one that could not be taken back.
         let kept = of_link.filter(|(_, slot)| !client.domain.take_back(slot.number)).count();
         self.show(client);
-        go_on_if(kept == 0)
+        end_if_unreleased(kept == 0)
     }
 
     fn show(&self, client: &Client) {

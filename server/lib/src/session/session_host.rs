@@ -2,7 +2,7 @@
 //! sees of the exports, and runs its session until it is over. Owns how many sessions there
 //! are and their numbers. Authenticates nobody: `net::accept` does, which calls it.
 
-use super::{Session, Shared};
+use super::{Services, Session};
 use crate::exports::client_view::{Reach, Visitor};
 use crate::net::accept::{Host, Remote};
 use crate::net::data_tickets::Joins;
@@ -18,23 +18,23 @@ use verbatim_proto::{Code, Fault};
 use verbatim_telemetry::labels::Entry;
 
 /// Begins the sessions of a server.
-pub(crate) struct Welcome {
-    shared: Arc<Shared>,
+pub(crate) struct SessionHost {
+    services: Arc<Services>,
     refusals: Arc<Refusals>,
     sessions_max: u32,
     next_session: AtomicU64,
 }
 
-impl Welcome {
+impl SessionHost {
     /// No session has begun yet.
-    pub fn new(shared: Arc<Shared>, refusals: Arc<Refusals>, sessions_max: u32) -> Self {
-        Self { shared, refusals, sessions_max, next_session: AtomicU64::new(1) }
+    pub fn new(services: Arc<Services>, refusals: Arc<Refusals>, sessions_max: u32) -> Self {
+        Self { services, refusals, sessions_max, next_session: AtomicU64::new(1) }
     }
 }
 
-impl Host for Welcome {
+impl Host for SessionHost {
     fn tickets(&self) -> &Joins {
-        &self.shared.joins
+        &self.services.joins
     }
 
     async fn serve(
@@ -47,8 +47,8 @@ impl Host for Welcome {
         let Accepted { sender, receiver, hello, who, request } = accepted;
         let id = self.next_session.fetch_add(1, Ordering::Relaxed);
         tracing::info!(session = id, request, %peer, %who, agent = hello.agent, "session began");
-        let outbox = Outbox::new(sender, self.shared.idle);
-        let shares = &self.shared.shares;
+        let outbox = Outbox::new(sender, self.services.idle);
+        let shares = &self.services.shares;
         let sessions = shares.of(&who.to_string(), peer.ip()).sessions.clone();
         let place = sessions.take(1);
         let welcome = if place.is_none() {
@@ -57,15 +57,15 @@ impl Host for Welcome {
                 0 => format!("the server is full: it has {all} sessions; try again"),
                 _ => format!("this client has {own} of the server's {all} sessions; try again"),
             };
-            self.shared.observatory.counters.metrics.entered(Entry::Full);
+            self.services.observatory.counters.metrics.entered(Entry::Full);
             if self.refusals.is_logged(Refusal::NoSession) {
-                self.shared.observatory.trouble(peer, Code::Limit, text.clone());
+                self.services.observatory.trouble(peer, Code::Limit, text.clone());
                 tracing::warn!(session = id, %peer, cause = text, "no room for a session");
             }
             ServerMessage::Refused(Fault::new(Code::Limit, text))
         } else if is_chunk_size(hello.chunk_bytes) {
             let agent = concat!("rdma-serve ", env!("CARGO_PKG_VERSION")).to_owned();
-            let links_max = self.shared.links_max;
+            let links_max = self.services.links_max;
             ServerMessage::Welcome(message::Welcome { agent, session: id, links_max })
         } else {
             let text = format!("{} is no chunk size", hello.chunk_bytes);
@@ -77,21 +77,21 @@ impl Host for Welcome {
             let _ = outbox.close().await;
             return;
         }
-        let observatory = &self.shared.observatory;
+        let observatory = &self.services.observatory;
         observatory.counters.metrics.entered(Entry::Accepted);
-        let reach = Reach::of(&self.shared.exports, &Visitor { who: &who, address: peer.ip() });
+        let reach = Reach::of(&self.services.exports, &Visitor { who: &who, address: peer.ip() });
         let (name, agent, domain) = (who.to_string(), hello.agent, Arc::default());
         let discreet = reach.discreet();
         let guest = Guest { id, request, peer, who: name, agent, domain, discreet };
         let view = observatory.enter(guest);
-        let (shared, chunk_bytes) = (self.shared.clone(), hello.chunk_bytes);
+        let (services, chunk_bytes) = (self.services.clone(), hello.chunk_bytes);
         let (session, events) =
-            Session::new(shared, outbox, chunk_bytes, local, view, (who, reach));
+            Session::new(services, outbox, chunk_bytes, local, view, (who, reach));
         session.run(receiver, events, stopping, policies.subscribe()).await;
         drop(place);
     }
 
     fn left(&self) {
-        self.shared.trimmer.left();
+        self.services.trimmer.left();
     }
 }

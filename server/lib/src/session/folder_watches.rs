@@ -19,23 +19,23 @@ use verbatim_serve::EventPort;
 const WATCHES_MAX: usize = 4;
 
 /// The watches of a session, by request.
-pub(super) struct Watches {
+pub(super) struct FolderWatches {
     /// Where the threads report changes.
-    port: EventPort<Watched>,
+    port: EventPort<WatchEvent>,
     watches: HashMap<u32, Watching>,
     /// Those of which a change was found that no event told.
     healed: HashSet<u32>,
 }
 
 /// A watched folder changed.
-pub(crate) struct Watched {
+pub(crate) struct WatchEvent {
     pub request: u32,
     pub told: Told,
 }
 
-impl Watches {
+impl FolderWatches {
     /// None yet; their threads will report to this port.
-    pub fn new(port: EventPort<Watched>) -> Self {
+    pub fn new(port: EventPort<WatchEvent>) -> Self {
         Self { port, watches: HashMap::new(), healed: HashSet::new() }
     }
 
@@ -75,7 +75,7 @@ impl Watches {
         };
         let excludes = Excludes::parse(watch.exclude)?.metered(client.share.name.matching.meter());
         let (export, below) = client.reach.resolve(&watch.path)?;
-        let tell = teller(request, self.port.clone(), place);
+        let tell = event_sender(request, self.port.clone(), place);
         let folder = export.folder.share();
         let mut folders = client.share.watched_folders.none();
         let (mut of_folders, mut of_changes) = (client.memory.none(), client.memory.none());
@@ -104,8 +104,8 @@ impl Watches {
     }
 
     /// Tells the client what the thread of a watch reported.
-    pub fn event(&mut self, client: &Client, event: Watched) -> Result<(), End> {
-        let Watched { request, told } = event;
+    pub fn event(&mut self, client: &Client, event: WatchEvent) -> Result<(), End> {
+        let WatchEvent { request, told } = event;
         if !self.watches.contains_key(&request) {
             return Ok(());
         }
@@ -133,15 +133,15 @@ impl Watches {
 
 /// Tells the session what its watch sees. It has the watch's place among those of the server,
 /// which is free when the thread is gone: that may be later than the watch.
-fn teller(
+fn event_sender(
     request: u32,
-    port: EventPort<Watched>,
+    port: EventPort<WatchEvent>,
     place: Place,
 ) -> impl FnMut(Told) + Send + 'static {
     move |told| {
         let _place = &place;
         // A session that is gone needs no answer.
-        port.blocking_send(Watched { request, told });
+        port.blocking_send(WatchEvent { request, told });
     }
 }
 
@@ -160,9 +160,9 @@ mod tests {
         let places = Places::new(1);
         let place = Taker::new(&places).take(1).expect("a place");
         let (queue, mut heard) = mpsc::channel(1);
-        let mut tell = teller(7, EventPort::of(&queue), place);
+        let mut tell = event_sender(7, EventPort::of(&queue), place);
         tell(Told::Changed(verbatim_proto::Changes::rescan()));
-        assert!(matches!(heard.try_recv(), Ok(Watched { request: 7, .. })));
+        assert!(matches!(heard.try_recv(), Ok(WatchEvent { request: 7, .. })));
         assert_eq!(places.left(), 0);
         drop(tell);
         assert_eq!(places.left(), 1);

@@ -7,16 +7,16 @@ use verbatim_proto::{Meta, Ties};
 
 /// How many owners a session surely remembers, those it told last: a page has `OWNERS_MAX`, and a
 /// client asks when it has a page. One that is forgotten has no name until it is told again.
-const TOLD_MAX: usize = 4 * OWNERS_MAX;
+const DISCLOSED_MAX: usize = 4 * OWNERS_MAX;
 
-/// The owners of entries that a client was told, twice `TOLD_MAX` at most.
+/// The owners of entries that a client was told, twice `DISCLOSED_MAX` at most.
 #[derive(Default)]
-pub(super) struct ToldOwners {
+pub(super) struct DisclosedOwners {
     now: HashSet<Owner>,
     before: HashSet<Owner>,
 }
 
-impl ToldOwners {
+impl DisclosedOwners {
     /// Notes the owners of entries.
     pub fn note(&mut self, owned: impl Iterator<Item = (u32, u32)>) {
         let mut last = None;
@@ -30,7 +30,7 @@ impl ToldOwners {
     }
 
     fn add(&mut self, owner: Owner) {
-        if self.now.len() >= TOLD_MAX {
+        if self.now.len() >= DISCLOSED_MAX {
             self.before = std::mem::take(&mut self.now);
         }
         self.now.insert(owner);
@@ -58,15 +58,18 @@ mod tests {
 
     #[test]
     fn owners_of_the_last_pages_are_remembered_and_a_bounded_number_of_others() {
-        let mut told = ToldOwners::default();
-        assert!(!told.has(&Owner::user(0)) && !told.has(&Owner::group(0)));
-        let many = 10 * TOLD_MAX as u32;
+        let mut disclosed = DisclosedOwners::default();
+        assert!(!disclosed.has(&Owner::user(0)) && !disclosed.has(&Owner::group(0)));
+        let many = 10 * DISCLOSED_MAX as u32;
         for number in 0..many {
-            told.note([(number, number), (number, number)].into_iter());
-            let oldest = number.saturating_sub(TOLD_MAX as u32 / 2 - 1);
-            assert!(told.has(&Owner::user(number)) && told.has(&Owner::group(oldest)), "{number}");
-            assert!(told.now.len() + told.before.len() <= 2 * TOLD_MAX, "{number}");
+            disclosed.note([(number, number), (number, number)].into_iter());
+            let oldest = number.saturating_sub(DISCLOSED_MAX as u32 / 2 - 1);
+            assert!(
+                disclosed.has(&Owner::user(number)) && disclosed.has(&Owner::group(oldest)),
+                "{number}"
+            );
+            assert!(disclosed.now.len() + disclosed.before.len() <= 2 * DISCLOSED_MAX, "{number}");
         }
-        assert!(!told.has(&Owner::user(0)) && !told.has(&Owner::user(many)));
+        assert!(!disclosed.has(&Owner::user(0)) && !disclosed.has(&Owner::user(many)));
     }
 }

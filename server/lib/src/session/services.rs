@@ -23,7 +23,7 @@ use verbatim_files::accounts::Accounts;
 use verbatim_files::bare::Bare;
 
 /// What all sessions share.
-pub(crate) struct Shared {
+pub(crate) struct Services {
     pub exports: Exports,
     /// What was written into them before this server began.
     pub written: Counts,
@@ -54,7 +54,7 @@ pub(crate) struct Shared {
     pub trimmer: Arc<Trimmer>,
 }
 
-impl Shared {
+impl Services {
     /// What of this is shown to people.
     pub fn watched(&self) -> Watched {
         Watched {

@@ -50,7 +50,7 @@ impl Session {
             self.client.send(ServerMessage::Working)?;
         }
         // A mirror's client may have much to hash on its own side before it asks again.
-        let idle = self.client.shared.idle;
+        let idle = self.client.services.idle;
         let idle = if self.mirrors.is_open() { idle.max(MIRROR_IDLE_MAX) } else { idle };
         if self.is_idle() && silent > idle {
             let text = format!("nothing was heard for {} s", idle.as_secs());
