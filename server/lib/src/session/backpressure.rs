@@ -4,7 +4,7 @@
 
 use super::Session;
 use super::mirror::WALKS_MAX;
-use super::namespace::{CHANGES_HEARD_MAX, CHANGES_WAITING_MAX};
+use super::namespace::{CHANGES_UNMETERED_MAX, CHANGES_WAITING_MAX};
 use crate::limits::client_limits::CLIENT_THREADS_MAX;
 use verbatim_proto::units::FRAME_BYTES_MAX;
 use verbatim_serve::EVENTS_MAX;
@@ -17,7 +17,7 @@ const _: () = assert!(JOBS_MAX <= EVENTS_MAX / 4, "every job can tell what becam
 /// With so many jobs that are not done the threads have enough to do next: from then on the bytes
 /// count that a client says. What it says of chunks that moved needs no thread, and must not wait
 /// behind what does.
-pub(super) const JOBS_HEARD_MAX: usize = CLIENT_THREADS_MAX + 8;
+pub(super) const JOBS_UNMETERED_MAX: usize = CLIENT_THREADS_MAX + 8;
 const _: () = assert!(WALKS_MAX < 8, "walks that hash may wait for others for hours");
 
 /// Bytes of messages that are heard in front of the threads.
@@ -26,7 +26,7 @@ pub(super) const AHEAD_BYTES_MAX: usize = FRAME_BYTES_MAX;
 impl Session {
     /// Notes how long a message was that was heard. It counts while there is enough to do, and
     /// where there is no memory for more it counts as all there may be.
-    pub(super) fn note_heard(&mut self, bytes: usize) {
+    pub(super) fn count_ahead(&mut self, bytes: usize) {
         if !self.has_enough_to_do() {
             self.ahead_bytes = 0;
             self.ahead.clear();
@@ -42,15 +42,15 @@ impl Session {
     }
 
     fn has_enough_to_do(&self) -> bool {
-        self.limits.under_way() >= JOBS_HEARD_MAX
-            || self.namespace.changes_waiting() >= CHANGES_HEARD_MAX
+        self.limits.under_way() >= JOBS_UNMETERED_MAX
+            || self.namespace.changes_waiting() >= CHANGES_UNMETERED_MAX
     }
 
     /// Whether the next message is taken: not before what it depends on is done, nor while there
     /// is enough to do or to read. All jobs end without another one, but they begin none while
     /// there is much to read.
-    pub(super) fn hears(&self) -> bool {
-        let waits = self.held.is_some() || self.links.setup.joins();
+    pub(super) fn accepts_requests(&self) -> bool {
+        let waits = self.held_message.is_some() || self.links.setup.joins();
         let behind = self.has_enough_to_do() && self.ahead_bytes >= AHEAD_BYTES_MAX;
         let unread = self.client.outbox.unread().is_much();
         let busy = self.limits.under_way() >= JOBS_MAX

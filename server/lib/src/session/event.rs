@@ -45,8 +45,8 @@ impl From<mirror::MirrorEvent> for Event {
     }
 }
 
-impl From<mirror::Walked> for Event {
-    fn from(walked: mirror::Walked) -> Self {
+impl From<mirror::WalkedPage> for Event {
+    fn from(walked: mirror::WalkedPage) -> Self {
         Self::Mirror(walked.into())
     }
 }

@@ -17,7 +17,7 @@ use verbatim_proto::units::BATCH_FILES_MAX;
 use verbatim_proto::{Code, Fault};
 
 /// How long files of a session wait that has none open.
-pub(super) const PLACES_WAIT_MAX: Duration = Duration::from_secs(60);
+pub(super) const FD_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// What a file takes that is read.
 const READ_DESCRIPTORS: usize = 1;
@@ -30,7 +30,7 @@ const LASTING_DESCRIPTORS: usize = 3;
 
 /// The files of a session that wait, as many as its machines let it have.
 pub(super) struct FdQueue {
-    places: Arc<Taker>,
+    descriptors: Arc<Taker>,
     memory: Arc<Taker>,
     reads: VecDeque<OpenFile>,
     writes: VecDeque<CreateFile>,
@@ -39,7 +39,7 @@ pub(super) struct FdQueue {
 }
 
 /// Files that have descriptors and memory, and are to be opened now.
-pub(super) struct Placed {
+pub(super) struct ReadyFiles {
     pub reads: Vec<(OpenFile, Room)>,
     pub writes: Vec<(CreateFile, Room)>,
 }
@@ -52,9 +52,9 @@ pub(super) struct TimedOut {
 
 impl FdQueue {
     /// No file waits yet.
-    pub fn new(places: Arc<Taker>, memory: Arc<Taker>) -> Self {
+    pub fn new(descriptors: Arc<Taker>, memory: Arc<Taker>) -> Self {
         let (reads, writes) = Default::default();
-        Self { places, memory, reads, writes, since: None }
+        Self { descriptors, memory, reads, writes, since: None }
     }
 
     /// Whether files wait.
@@ -73,26 +73,27 @@ impl FdQueue {
     }
 
     /// Takes the next files for which there are places now; `None` where all others must wait.
-    pub fn place(&mut self) -> Option<Placed> {
+    pub fn next_ready(&mut self) -> Option<ReadyFiles> {
         if self.waits() {
-            let Self { places, memory, reads, writes, .. } = self;
-            let from = (&*places, &*memory);
-            let reads = placed(from, reads, |it| (READ_DESCRIPTORS, file_bytes(&it.path, None)));
-            let writes = placed(from, writes, |it| {
+            let Self { descriptors, memory, reads, writes, .. } = self;
+            let from = (&*descriptors, &*memory);
+            let reads =
+                take_ready(from, reads, |it| (READ_DESCRIPTORS, file_bytes(&it.path, None)));
+            let writes = take_ready(from, writes, |it| {
                 (descriptors_of(it), file_bytes(&it.path, Some(it.info.size)))
             });
             if !reads.is_empty() || !writes.is_empty() {
-                return Some(Placed { reads, writes });
+                return Some(ReadyFiles { reads, writes });
             }
         }
-        let starved = self.waits() && self.places.has() == 0;
+        let starved = self.waits() && self.descriptors.has() == 0;
         self.since = starved.then(|| self.since.unwrap_or_else(Instant::now));
         None
     }
 
     /// Takes the files that waited too long.
     pub fn time_out(&mut self) -> Option<TimedOut> {
-        if self.since.is_none_or(|since| since.elapsed() < PLACES_WAIT_MAX) {
+        if self.since.is_none_or(|since| since.elapsed() < FD_WAIT_MAX) {
             return None;
         }
         let reads = self.reads.drain(..).map(|it| (it.file, none_free())).collect();
@@ -102,14 +103,14 @@ impl FdQueue {
 }
 
 /// Takes as many as have places now, in order, and no more than a message may name.
-fn placed<T>(
-    (places, memory): (&Arc<Taker>, &Arc<Taker>),
+fn take_ready<T>(
+    (descriptors, memory): (&Arc<Taker>, &Arc<Taker>),
     files: &mut VecDeque<T>,
     wants: impl Fn(&T) -> (usize, usize),
 ) -> Vec<(T, Room)> {
     let next = || {
-        let (descriptors, bytes) = wants(files.front()?);
-        let room = Room::new(places.take(descriptors)?, memory.take(bytes)?);
+        let (count, bytes) = wants(files.front()?);
+        let room = Room::new(descriptors.take(count)?, memory.take(bytes)?);
         files.pop_front().zip(Some(room))
     };
     std::iter::from_fn(next).take(BATCH_FILES_MAX).collect()
@@ -127,7 +128,7 @@ fn none_free() -> Fault {
         "the server had no descriptor or no memory for it in {} s: this client has its share of \
          them, or others have the rest; run fewer copies at a time, or raise LimitNOFILE or \
          limits.memory_mb of the server",
-        PLACES_WAIT_MAX.as_secs()
+        FD_WAIT_MAX.as_secs()
     );
     Fault::new(Code::Limit, text)
 }

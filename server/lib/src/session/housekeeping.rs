@@ -29,7 +29,7 @@ impl Session {
     /// Whether nothing is under way for the client, and nothing of it is open.
     pub(super) fn is_idle(&self) -> bool {
         self.limits.under_way() == 0
-            && self.held.is_none()
+            && self.held_message.is_none()
             && self.reading.is_idle()
             && self.writing.machine.is_idle()
     }
@@ -41,11 +41,12 @@ impl Session {
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
         self.links.count_lost_before(&self.client, Instant::now());
-        self.look_for_pins()?;
-        self.held.as_ref().map_or(Ok(()), HeldMessage::check)?;
+        self.retry_pins()?;
+        self.held_message.as_ref().map_or(Ok(()), HeldMessage::check)?;
         self.time_out_opening();
-        let works =
-            self.limits.under_way() > 0 || self.held.is_some() || self.writing.machine.is_busy();
+        let works = self.limits.under_way() > 0
+            || self.held_message.is_some()
+            || self.writing.machine.is_busy();
         if works || self.fd_queue.waits() || self.waits_for_pins() || self.is_paced() {
             self.client.send(ServerMessage::Working)?;
         }
@@ -77,19 +78,19 @@ impl Session {
     }
 
     /// Goes on with what waited, unless another session of the client was quicker.
-    pub(super) fn pace_on(&mut self) -> Result<(), End> {
+    pub(super) fn resume_paced(&mut self) -> Result<(), End> {
         if self.pacing.owes() {
             return Ok(());
         }
         self.writing.machine.hold_grants(false);
-        if self.pacing.go_on() {
+        if self.pacing.take_deferred() {
             self.reading.go_on(&self.pacing);
         }
         Ok(())
     }
 
     /// The bell of the budget rang.
-    pub(super) fn pins_rang(&mut self, ring: Ring) -> Result<(), End> {
+    pub(super) fn pins_event(&mut self, ring: Ring) -> Result<(), End> {
         match ring {
             Ring::Free => {
                 let since = self.client.memory_wait.take();
@@ -120,10 +121,10 @@ impl Session {
     }
 
     /// Looks again, once a second: a bell may be missed, and a hoarder must be found.
-    pub(super) fn look_for_pins(&mut self) -> Result<(), End> {
+    pub(super) fn retry_pins(&mut self) -> Result<(), End> {
         if self.waits_for_pins() {
             // Now, not later: who is refused again waits, and that is looked at next.
-            self.pins_rang(Ring::Free)?;
+            self.pins_event(Ring::Free)?;
         }
         // Who has some goes on with that, more slowly.
         let stands = self.reading.waits() && !self.reading.has_windows()

@@ -34,7 +34,7 @@ use client::{CancelFlag, Client};
 use disclosed_owners::DisclosedOwners;
 pub(crate) use end::End;
 use event::Event;
-use fd_queue::{FdQueue, Placed, TimedOut};
+use fd_queue::{FdQueue, ReadyFiles, TimedOut};
 use folder_watches::FolderWatches;
 use links::port_admission::{self, HeldMessage};
 use links::{LinkNews, Links, PairEvent};
@@ -68,7 +68,7 @@ pub(crate) struct Session {
     ahead: Vec<Place>,
     links: Links,
     /// A message that waits until links are dead.
-    held: Option<HeldMessage>,
+    held_message: Option<HeldMessage>,
     pacing: Pacing,
     fd_queue: FdQueue,
     reading: ReadService<ReadableFiles>,
@@ -133,7 +133,7 @@ impl Session {
             ahead_bytes: 0,
             ahead: Vec::new(),
             links,
-            held: None,
+            held_message: None,
             pacing,
             fd_queue: FdQueue::new(client.share.files.part(), client.memory.clone()),
             reading,
@@ -166,13 +166,13 @@ impl Session {
                 break End::Refused(Fault::new(Code::Stopping, "the server is stopping"));
             }
             // Who is not heard is not silent.
-            heard = if self.hears() { heard } else { Instant::now() };
+            heard = if self.accepts_requests() { heard } else { Instant::now() };
             let paced = self.pace_wait();
             let result = tokio::select! {
-                message = receiver.recv(), if self.hears() => {
+                message = receiver.recv(), if self.accepts_requests() => {
                     heard = Instant::now();
                     match message {
-                        Ok(Some(message)) => self.messages(message, &mut receiver),
+                        Ok(Some(message)) => self.handle_messages(message, &mut receiver),
                         Ok(None) => Err(End::Bye),
                         Err(ControlError::Refused(fault)) => Err(End::Refused(fault)),
                         Err(error) => Err(End::Lost(error)),
@@ -193,7 +193,7 @@ impl Session {
                 Ok(()) = policy.changed() => self.check_standing(&policy),
                 // Made only where it is waited for: it looks at the clock.
                 () = async { tokio::time::sleep(paced.unwrap_or_default()).await },
-                    if paced.is_some() => self.pace_on(),
+                    if paced.is_some() => self.resume_paced(),
             };
             if let Err(end) = result.and_then(|()| self.run_effects()) {
                 break end;
@@ -206,45 +206,46 @@ impl Session {
 
     /// Takes a message, and those that came with it. What each calls for is done before the next,
     /// which may be a goodbye.
-    fn messages(
+    fn handle_messages(
         &mut self,
         first: ClientMessage,
         receiver: &mut Receiver<ClientMessage>,
     ) -> Result<(), End> {
         let mut next = Some(first);
         while let Some(message) = next {
-            self.message_or_hold(message)?;
+            self.handle_or_hold(message)?;
             self.run_effects()?;
-            self.note_heard(receiver.frame_bytes());
-            next = if self.hears() { receiver.arrived().map_err(End::Lost)? } else { None };
+            self.count_ahead(receiver.frame_bytes());
+            next =
+                if self.accepts_requests() { receiver.arrived().map_err(End::Lost)? } else { None };
         }
         Ok(())
     }
 
     /// Takes a message, or holds it until the ports that its files may not move to are left.
-    fn message_or_hold(&mut self, message: ClientMessage) -> Result<(), End> {
+    fn handle_or_hold(&mut self, message: ClientMessage) -> Result<(), End> {
         let waits = port_admission::leave_ports(&self.client, &mut self.links, &message)?;
         self.carry_link_news();
         if !waits {
-            return self.message(message);
+            return self.handle_message(message);
         }
-        self.held = Some(HeldMessage::new(message));
+        self.held_message = Some(HeldMessage::new(message));
         Ok(())
     }
 
     /// A link died: what waits for the last of them goes on.
     fn resume_held_message(&mut self) -> Result<(), End> {
-        match self.held.take() {
+        match self.held_message.take() {
             Some(held) if port_admission::has_links_to_leave(&self.client, &self.links) => {
-                self.held = Some(held);
+                self.held_message = Some(held);
                 Ok(())
             }
-            Some(held) => self.message_or_hold(held.into_message()),
+            Some(held) => self.handle_or_hold(held.into_message()),
             None => Ok(()),
         }
     }
 
-    fn message(&mut self, message: ClientMessage) -> Result<(), End> {
+    fn handle_message(&mut self, message: ClientMessage) -> Result<(), End> {
         tracing::trace!(session = self.client.id, content = ?message, "message received");
         if self.limits.under_way() >= JOBS_MAX {
             let text = format!("the client asks for more than {JOBS_MAX} things at a time");
@@ -322,7 +323,7 @@ impl Session {
             }
             Event::Link(event) => self.link_event(event)?,
             Event::Watch(event) => self.watches.event(&self.client, event)?,
-            Event::Pins(ring) => self.pins_rang(ring)?,
+            Event::Pins(ring) => self.pins_event(ring)?,
         }
         Ok(())
     }
@@ -348,7 +349,7 @@ impl Session {
                 self.writing.machine.absorbed(tag, verdicts);
                 Ok(())
             }
-            LinkEvent::Report(event) => self.writing.spot_event(&self.client, event),
+            LinkEvent::Report(event) => self.writing.direct_write_event(&self.client, event),
             LinkEvent::Dead { link, why } => {
                 self.links.died(&self.client, link, why);
                 self.carry_link_news();
@@ -371,7 +372,7 @@ impl Session {
                 LinkNews::Up(link) => self.writing.machine.link_up(link),
                 LinkNews::Dead(link) => self.writing.link_died(link),
                 LinkNews::DeviceJoined => self.lease_more(),
-                LinkNews::KnowsDirectWrites => self.writing.knows_spots(),
+                LinkNews::KnowsDirectWrites => self.writing.enable_direct_writes(),
             }
         }
     }
@@ -431,13 +432,13 @@ impl Session {
     /// Has those opened that there are places for now. Called whenever something happened, and
     /// every second: another session that closes files does not report it.
     fn open_waiting(&mut self) {
-        while let Some(Placed { reads, writes }) = self.fd_queue.place() {
+        while let Some(ReadyFiles { reads, writes }) = self.fd_queue.next_ready() {
             if !reads.is_empty() {
                 let boxed = |(file, room)| (file, Box::new(room) as Guard);
                 self.reading.open(reads.into_iter().map(boxed).collect());
             }
             if !writes.is_empty() {
-                self.writing.create_placed(&self.client, writes);
+                self.writing.create_ready(&self.client, writes);
             }
         }
     }
@@ -455,7 +456,7 @@ impl Session {
 
     async fn finish(mut self, end: End) {
         self.links.end_all(&self.client);
-        self.writing.leave_spots(&self.client);
+        self.writing.revoke_direct_writes(&self.client);
         // Before the goodbye, which may take a while: its client may be back already, and wants
         // what lasts of its files.
         self.reading.end();

@@ -16,20 +16,26 @@ pub(super) struct Pacing {
     view: Arc<View>,
     pace: Option<Pace>,
     /// Whether windows wait for their time.
-    put_off: bool,
-    told: bool,
+    deferred: bool,
+    logged: bool,
 }
 
 impl Pacing {
     /// The pace of the client that this session is of.
     pub fn of(services: &Arc<Services>, view: &Arc<View>) -> Self {
         let pace = services.paces.of(&view.who, view.peer.ip(), services.paces.now());
-        Self { services: services.clone(), view: view.clone(), pace, put_off: false, told: false }
+        Self {
+            services: services.clone(),
+            view: view.clone(),
+            pace,
+            deferred: false,
+            logged: false,
+        }
     }
 
     /// Whether windows wait only because the client was too fast.
     pub fn waits(&self) -> bool {
-        self.put_off
+        self.deferred
     }
 
     /// How long until what waits may go on; none where clients may be as fast as they can.
@@ -49,18 +55,18 @@ impl Pacing {
     pub fn owes(&mut self) -> bool {
         let owes = self.wait().is_some_and(|wait| !wait.is_zero());
         if owes {
-            self.tell_held_back();
+            self.log_held_back();
         }
         owes
     }
 
     /// Goes on: says whether windows waited.
-    pub fn go_on(&mut self) -> bool {
-        std::mem::take(&mut self.put_off)
+    pub fn take_deferred(&mut self) -> bool {
+        std::mem::take(&mut self.deferred)
     }
 
-    fn tell_held_back(&mut self) {
-        if !std::mem::replace(&mut self.told, true) {
+    fn log_held_back(&mut self) {
+        if !std::mem::replace(&mut self.logged, true) {
             let (session, who) = (self.view.id, &self.view.who);
             tracing::info!(
                 session,
@@ -81,8 +87,8 @@ impl host::Pace for Pacing {
         if self.pace.as_ref().is_none_or(|pace| pace.take_if_free(bytes, now())) {
             return true;
         }
-        self.tell_held_back();
-        self.put_off = true;
+        self.log_held_back();
+        self.deferred = true;
         false
     }
 

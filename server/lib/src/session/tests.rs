@@ -100,7 +100,7 @@ impl Scene {
     }
 
     fn say(&mut self, message: ClientMessage) -> Result<(), Fault> {
-        let said = self.session.message(message).and_then(|()| self.session.run_effects());
+        let said = self.session.handle_message(message).and_then(|()| self.session.run_effects());
         said.map_err(|end| match end {
             End::Refused(fault) => fault,
             _ => panic!("it hung up"),
@@ -457,7 +457,7 @@ async fn what_comes_with_a_goodbye_is_done_before_it() {
     }
     sender.flush().await.expect("there is room");
     let first = receiver.recv().await.expect("readable").expect("it is there");
-    assert!(matches!(scene.session.messages(first, &mut receiver), Err(End::Bye)));
+    assert!(matches!(scene.session.handle_messages(first, &mut receiver), Err(End::Bye)));
     let until = Instant::now() + SOON;
     while !names().is_empty() {
         assert!(Instant::now() < until, "files are left that the client discarded: {:?}", names());

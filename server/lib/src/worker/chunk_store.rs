@@ -28,22 +28,22 @@ pub(crate) struct ChunkStore {
 
 /// A chunk of a client.
 pub(crate) struct Chunk {
-    pub lies: Lies,
-    pub pieces: Vec<Landing>,
+    pub location: ChunkLocation,
+    pub pieces: Vec<PieceTarget>,
     pub view: Arc<View>,
     pub transport: Transport,
 }
 
 /// Where a chunk lies that is to be checked.
-pub(crate) enum Lies {
+pub(crate) enum ChunkLocation {
     /// In a slot: it is copied to its files.
     InSlot(SharedSlot),
     /// In its file, at a spot that is taken back first.
-    InFile(Taking),
+    InFile(DirectRange),
 }
 
 /// A range of a file that is to be written to by a device.
-pub(crate) struct SpotWish {
+pub(crate) struct DirectRangeRequest {
     pub spot: Spot,
     pub rail: u16,
     pub target: Arc<Target>,
@@ -52,14 +52,14 @@ pub(crate) struct SpotWish {
 }
 
 /// A piece of a chunk, and where it goes.
-pub(crate) struct Landing {
+pub(crate) struct PieceTarget {
     pub piece: Piece,
     pub target: Option<Arc<Target>>,
     pub quota: Option<Arc<Quota>>,
     pub size: u64,
 }
 
-impl Landing {
+impl PieceTarget {
     /// The file it goes to, where it may; takes its bytes from the quota.
     fn target(&self) -> Result<&Target, Fault> {
         let target = self.target.as_deref();
@@ -70,12 +70,12 @@ impl Landing {
 }
 
 /// A spot that is to be taken back before it is looked at.
-pub(crate) struct Taking {
+pub(crate) struct DirectRange {
     domain: Arc<SessionDomain>,
     number: u64,
 }
 
-impl Taking {
+impl DirectRange {
     /// The spot of this number in a domain.
     pub fn new(domain: &Arc<SessionDomain>, number: u64) -> Self {
         Self { domain: domain.clone(), number }
@@ -88,31 +88,31 @@ impl Taking {
 }
 
 /// What a worker reports of a direct write.
-pub(crate) enum SpotEvent {
+pub(crate) enum DirectWriteEvent {
     /// A range of a file can be written to, or cannot.
-    Made(Tag, Result<Offered, Fault>),
+    Registered(Tag, Result<Offered, Fault>),
     /// A device keeps memory that it must not: only the end of all queue pairs helps.
     Stuck,
 }
 
 impl Uploads for ChunkStore {
     type Chunk = Chunk;
-    type Task = SpotWish;
-    type Report = SpotEvent;
+    type Task = DirectRangeRequest;
+    type Report = DirectWriteEvent;
 
-    fn store(&mut self, chunk: Chunk) -> Result<Stored, SpotEvent> {
-        let Chunk { lies, pieces, view, transport } = chunk;
+    fn store(&mut self, chunk: Chunk) -> Result<Stored, DirectWriteEvent> {
+        let Chunk { location, pieces, view, transport } = chunk;
         let begin = Instant::now();
-        let verdicts = match &lies {
-            Lies::InSlot(slot) => {
+        let verdicts = match &location {
+            ChunkLocation::InSlot(slot) => {
                 let verdicts = store_all(slot, &pieces);
                 slot.give_back();
                 verdicts
             }
-            Lies::InFile(taking) if taking.take_back() => {
-                pieces.iter().map(|landing| self.look(landing)).collect()
+            ChunkLocation::InFile(range) if range.take_back() => {
+                pieces.iter().map(|piece_target| self.look(piece_target)).collect()
             }
-            Lies::InFile(_) => return Err(SpotEvent::Stuck),
+            ChunkLocation::InFile(_) => return Err(DirectWriteEvent::Stuck),
         };
         let sizes = pieces.iter().map(|of| (of.piece.file, of.piece.extent.len));
         let bytes = sizes.clone().map(|(_, len)| len).sum();
@@ -120,57 +120,57 @@ impl Uploads for ChunkStore {
         Ok(Stored { bytes, verdicts })
     }
 
-    fn run(&mut self, wish: SpotWish) -> SpotEvent {
-        SpotEvent::Made(wish.spot.tag, make_spot(&wish))
+    fn run(&mut self, wish: DirectRangeRequest) -> DirectWriteEvent {
+        DirectWriteEvent::Registered(wish.spot.tag, register_direct_range(&wish))
     }
 }
 
 impl ChunkStore {
     /// Checks a piece that lies in its file, where nobody can write any more.
-    fn look(&mut self, landing: &Landing) -> Verdict {
-        let target = match landing.target() {
+    fn look(&mut self, piece_target: &PieceTarget) -> Verdict {
+        let target = match piece_target.target() {
             Ok(target) => target,
             Err(fault) => return Verdict::Failed(fault),
         };
-        let extent = landing.piece.extent;
+        let extent = piece_target.piece.extent;
         self.scratch.resize(GRAIN_BYTES as usize, 0);
         let starts = (0..extent.len).step_by(GRAIN_BYTES as usize);
-        for (done, digest) in starts.zip(&landing.piece.digests) {
+        for (done, digest) in starts.zip(&piece_target.piece.digests) {
             let grain = &mut self.scratch[..(extent.len - done).min(GRAIN_BYTES) as usize];
             let offset = extent.offset + done;
             if let Err(fault) = target.read_landed(grain, offset) {
                 return Verdict::Failed(fault);
             }
-            if Digest::of_grain(offset, landing.size, grain) != *digest {
+            if Digest::of_grain(offset, piece_target.size, grain) != *digest {
                 return Verdict::Mismatch;
             }
         }
-        let noted = target.verified(extent, &landing.piece.digests);
+        let noted = target.verified(extent, &piece_target.piece.digests);
         noted.map_or_else(Verdict::Failed, |()| Verdict::Stored)
     }
 }
 
 /// Checks and stores the pieces of a slot, one behind the other.
-fn store_all(slot: &SharedSlot, pieces: &[Landing]) -> Vec<Verdict> {
+fn store_all(slot: &SharedSlot, pieces: &[PieceTarget]) -> Vec<Verdict> {
     let mut at = 0;
     let mut verdicts = Vec::with_capacity(pieces.len());
-    for landing in pieces {
-        verdicts.push(store(slot, at, landing));
-        at += landing.piece.extent.len as usize;
+    for piece_target in pieces {
+        verdicts.push(store(slot, at, piece_target));
+        at += piece_target.piece.extent.len as usize;
     }
     verdicts
 }
 
 /// Hashes, compares and writes one piece that begins at `at` of the slot.
-fn store(slot: &SharedSlot, at: usize, landing: &Landing) -> Verdict {
-    let target = match landing.target() {
+fn store(slot: &SharedSlot, at: usize, piece_target: &PieceTarget) -> Verdict {
+    let target = match piece_target.target() {
         Ok(target) => target,
         Err(fault) => return Verdict::Failed(fault),
     };
-    let Piece { extent, digests, .. } = &landing.piece;
+    let Piece { extent, digests, .. } = &piece_target.piece;
     // All of it at once: what is checked is what is written.
     let written = slot.with(at, extent.len as usize, |bytes| {
-        checked::write(target, bytes, (extent.offset, landing.size), digests)
+        checked::write(target, bytes, (extent.offset, piece_target.size), digests)
     });
     match written {
         Ok(_) => Verdict::Stored,
@@ -180,8 +180,8 @@ fn store(slot: &SharedSlot, at: usize, landing: &Landing) -> Verdict {
 }
 
 /// Registers a range of a file for writes of a device.
-fn make_spot(wish: &SpotWish) -> Result<Offered, Fault> {
-    let SpotWish { spot, rail, target, domain } = wish;
+fn register_direct_range(wish: &DirectRangeRequest) -> Result<Offered, Fault> {
+    let DirectRangeRequest { spot, rail, target, domain } = wish;
     let len = spot.extent.len;
     let fault = |error: FabricError| Fault::new(Code::Limit, error.with_hint());
     let pin = domain.pin_slot(Some(*rail), len);

@@ -1,7 +1,7 @@
 //! A worker that stores real files, over links of which nothing comes: the test says what its links
 //! notify.
 
-use super::chunk_store::{Chunk, ChunkStore, Landing, Lies};
+use super::chunk_store::{Chunk, ChunkLocation, ChunkStore, PieceTarget};
 use super::{Command, LinkEvent, Upload, Worker};
 use crate::observe::observatory::Observatory;
 use crate::observe::session_stats::{Guest, View};
@@ -106,9 +106,9 @@ impl Scene {
         let piece = Piece { file: FileId(1), extent: Extent::new(0, BYTES), digests };
         let target = Some(self.target.clone());
         let (session, view) = (self.sender.clone(), self.view.clone());
-        let pieces = vec![Landing { piece, target, quota: None, size: BYTES }];
-        let lies = Lies::InSlot(slot);
-        let chunk = Chunk { lies, pieces, view, transport: Transport::Tcp };
+        let pieces = vec![PieceTarget { piece, target, quota: None, size: BYTES }];
+        let location = ChunkLocation::InSlot(slot);
+        let chunk = Chunk { location, pieces, view, transport: Transport::Tcp };
         Upload { tag: TAG, chunk, session }
     }
 
@@ -153,7 +153,7 @@ fn the_memory_of_what_was_stored_is_the_next_ones_and_not_before() {
     let address = |slot: &SharedSlot| slot.fill_with(0, 1, |bytes| bytes.as_ptr());
     let mut scene = Scene::new();
     let (chunk, next) = (scene.chunk(), scene.in_turns.slot().expect("a slot"));
-    let Lies::InSlot(slot) = &chunk.chunk.lies else { panic!("it came to a slot") };
+    let ChunkLocation::InSlot(slot) = &chunk.chunk.location else { panic!("it came to a slot") };
     let there = address(slot);
     scene.tell(Command::Expect(ONE, chunk));
     assert_ne!(address(&next), there, "it is not stored yet");

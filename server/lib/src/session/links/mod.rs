@@ -41,7 +41,7 @@ pub(super) struct Links {
     events: EventPort<LinkEvent>,
     /// Where data connections come that were expected.
     tickets: EventPort<Joined>,
-    live: HashMap<LinkId, Place>,
+    live: HashMap<LinkId, LiveLink>,
     pub setup: QpSetup,
     /// The newest epoch of each stream.
     epochs: HashMap<u16, u16>,
@@ -69,7 +69,7 @@ pub(super) enum LinkNews {
 }
 
 /// Where a live link is.
-struct Place {
+struct LiveLink {
     key: LinkKey,
     worker: usize,
     transport: Transport,
@@ -118,14 +118,15 @@ impl Links {
     /// The links that have a device, or will, and the client's port of each.
     pub fn gids(&self) -> impl Iterator<Item = (LinkId, [u8; 16])> {
         let live = self.live.iter();
-        let live = live.filter_map(|(link, place)| Some((*link, place.port.as_ref()?.1.gid)));
+        let live =
+            live.filter_map(|(link, live_link)| Some((*link, live_link.port.as_ref()?.1.gid)));
         live.chain(self.setup.gids())
     }
 
     /// How many there are that nobody asked to end, and how many in all.
     #[cfg(test)]
     pub fn count(&self) -> (usize, usize) {
-        let up = self.live.values().filter(|place| !place.ending).count();
+        let up = self.live.values().filter(|live_link| !live_link.ending).count();
         (up, self.live.len())
     }
 
@@ -167,10 +168,10 @@ impl Links {
     /// that asks for the next epoch uses the last no more, fenced or not.
     fn end_older(&mut self, client: &Client, link: LinkId) -> Result<(), End> {
         let live = self.live.iter();
-        let older = live.filter(|(id, place)| id.index == link.index && !place.ending);
+        let older = live.filter(|(id, live_link)| id.index == link.index && !live_link.ending);
         let older: Vec<LinkId> = older.map(|(id, _)| *id).collect();
         older.into_iter().try_for_each(|id| self.kill(client, id))?;
-        self.setup.give_up_older(client, link)
+        self.setup.abandon_older(client, link)
     }
 
     /// Makes a link, or begins to: of that its client hears later.
@@ -207,7 +208,8 @@ impl Links {
                 LinkAnswer::Sim { endpoint }
             }
             LinkOffer::Verbs { address } => {
-                let pairs = self.live.values().filter(|place| place.transport == Transport::Verbs);
+                let pairs =
+                    self.live.values().filter(|live_link| live_link.transport == Transport::Verbs);
                 let live = pairs.count();
                 if self.setup.begin(client, link, &address, live)? {
                     self.news.push_back(LinkNews::KnowsDirectWrites);
@@ -259,15 +261,15 @@ impl Links {
         if transport == Transport::Verbs {
             self.paired.insert(id.index);
         }
-        self.live.insert(id, Place { key, worker, port, transport, ending: false });
+        self.live.insert(id, LiveLink { key, worker, port, transport, ending: false });
         self.show(client);
         self.news.push_back(LinkNews::Up(id));
     }
 
     /// A link died, or was killed.
     pub fn died(&mut self, client: &Client, link: LinkId, why: Option<FabricError>) {
-        let place = self.live.remove(&link);
-        if let (Some(error), Some(&Place { transport, .. })) = (why, place.as_ref()) {
+        let live_link = self.live.remove(&link);
+        if let (Some(error), Some(&LiveLink { transport, .. })) = (why, live_link.as_ref()) {
             tracing::debug!(session = client.id, ?link, %error, "link ended");
             self.count_lost(client, link.index);
             self.ended.insert(link.index, (transport, Instant::now()));
@@ -295,10 +297,10 @@ impl Links {
     pub fn kill(&mut self, client: &Client, id: LinkId) -> Result<(), End> {
         match self.live.get_mut(&id) {
             // Its worker knows, and answers once.
-            Some(place) if place.ending => Ok(()),
-            Some(place) => {
-                place.ending = true;
-                let (key, worker) = (place.key, place.worker);
+            Some(live_link) if live_link.ending => Ok(()),
+            Some(live_link) => {
+                live_link.ending = true;
+                let (key, worker) = (live_link.key, live_link.worker);
                 self.show(client);
                 let session = self.events.clone();
                 client.tell(worker, Command::Kill { key, id, session })
@@ -313,29 +315,31 @@ impl Links {
     /// Tells people which links there are.
     fn show(&self, client: &Client) {
         let live = self.live.values();
-        let up = live.clone().filter(|place| !place.ending).map(|place| place.transport);
-        let is_ending = |place: &&Place| place.ending && place.transport == Transport::Verbs;
+        let up =
+            live.clone().filter(|live_link| !live_link.ending).map(|live_link| live_link.transport);
+        let is_ending =
+            |live_link: &&LiveLink| live_link.ending && live_link.transport == Transport::Verbs;
         client.view.links(up, live.clone().filter(is_ending).count() as u64);
     }
 
     /// A link as its worker knows it, that worker, and what carries it; one that no worker has,
     /// when the link is gone.
-    pub fn place_of(&self, link: LinkId) -> (LinkKey, usize, Transport) {
+    pub fn worker_of(&self, link: LinkId) -> (LinkKey, usize, Transport) {
         let gone = (LinkKey(u64::MAX), 0, Transport::Tcp);
-        let place = self.live.get(&link);
-        place.map_or(gone, |place| (place.key, place.worker, place.transport))
+        let live_link = self.live.get(&link);
+        live_link.map_or(gone, |live_link| (live_link.key, live_link.worker, live_link.transport))
     }
 
     /// The rail that a link ends at.
     pub fn rail_of(&self, link: LinkId) -> Option<u16> {
-        self.live.get(&link).and_then(|place| Some(place.port.as_ref()?.0))
+        self.live.get(&link).and_then(|live_link| Some(live_link.port.as_ref()?.0))
     }
 
     /// Ends every link; nobody waits for the answers.
     pub fn end_all(&mut self, client: &Client) {
-        for (id, place) in std::mem::take(&mut self.live) {
-            let (key, session) = (place.key, self.events.clone());
-            let worker = &client.services.workers[place.worker];
+        for (id, live_link) in std::mem::take(&mut self.live) {
+            let (key, session) = (live_link.key, self.events.clone());
+            let worker = &client.services.workers[live_link.worker];
             // One for each link, however much the worker has to do: what is not ended serves on.
             if let Err(error) = worker.send_anyway(Command::Kill { key, id, session }) {
                 tracing::error!(session = client.id, ?id, %error, "link not ended");
@@ -369,7 +373,7 @@ impl Links {
     pub fn fence(&mut self, client: &Client, link: LinkId) -> Result<(), End> {
         self.count_lost(client, link.index);
         let text = "the link ended before it was made";
-        self.setup.give_up(client, link, Fault::new(Code::LinkLost, text))?;
+        self.setup.abandon(client, link, Fault::new(Code::LinkLost, text))?;
         Ok(())
     }
 

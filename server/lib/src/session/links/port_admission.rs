@@ -65,7 +65,7 @@ pub(crate) fn leave_ports(
     for (link, gid) in refused {
         let refused = client.reach.use_gid(gid).err();
         let fault = refused.expect("it is left because it is refused");
-        if !links.setup.give_up(client, link, fault.clone())? {
+        if !links.setup.abandon(client, link, fault.clone())? {
             links.kill(client, link)?;
             // An idle link would not find out, and its client could not say why.
             client.send(ServerMessage::Attached { link, answer: Err(fault) })?;

@@ -26,25 +26,25 @@ pub(super) const ENDING_TIMES: usize = 2;
 /// The queue pairs of a session that are being made, in the order they were asked for. At most
 /// as many as there may be links that have not ended.
 pub(crate) struct QpSetup {
-    pairs: VecDeque<Pair>,
+    pending: VecDeque<PendingQp>,
     /// Its jobs, which a test may hold back.
     pub jobs: Jobs<PairEvent>,
     /// Where the pin budget rings.
     bell: EventPort<Ring>,
 }
 
-struct Pair {
+struct PendingQp {
     link: LinkId,
     peer: Address,
     /// Counts the client's port as used.
     passage: Passage,
-    step: Step,
+    step: SetupStep,
     /// Whether its client was told that there will be none.
-    over: bool,
+    abandoned: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum SetupStep {
     /// A job sees to the device.
     Joins,
     /// It is to end at this rail, when others are made.
@@ -56,43 +56,43 @@ enum Step {
 impl QpSetup {
     /// No queue pair is being made.
     pub fn new(jobs: Jobs<PairEvent>, bell: EventPort<Ring>) -> Self {
-        Self { pairs: VecDeque::new(), jobs, bell }
+        Self { pending: VecDeque::new(), jobs, bell }
     }
 
     /// Whether a device is being joined.
     pub fn joins(&self) -> bool {
-        self.pairs.iter().any(|pair| pair.step == Step::Joins)
+        self.pending.iter().any(|qp| qp.step == SetupStep::Joins)
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.pairs.len()
+        self.pending.len()
     }
 
     /// Each of them, and its client's port.
     pub fn gids(&self) -> impl Iterator<Item = (LinkId, [u8; 16])> {
-        self.pairs.iter().map(|pair| (pair.link, pair.passage.gid))
+        self.pending.iter().map(|qp| (qp.link, qp.passage.gid))
     }
 
-    fn place_of(&self, link: LinkId) -> usize {
-        let place = self.pairs.iter().position(|pair| pair.link == link);
-        place.expect("what a job is at is kept until it tells")
+    fn index_of(&self, link: LinkId) -> usize {
+        let index = self.pending.iter().position(|qp| qp.link == link);
+        index.expect("what a job is at is kept until it tells")
     }
 
-    fn take(&mut self, link: LinkId) -> Pair {
-        let place = self.place_of(link);
-        self.pairs.remove(place).expect("it was just there")
+    fn take(&mut self, link: LinkId) -> PendingQp {
+        let index = self.index_of(link);
+        self.pending.remove(index).expect("it was just there")
     }
 
     /// The next one to connect, and its rail.
     fn next(&mut self) -> Option<(LinkId, Address, u16)> {
-        if self.pairs.iter().any(|pair| pair.step == Step::Connects) {
+        if self.pending.iter().any(|qp| qp.step == SetupStep::Connects) {
             return None;
         }
-        self.pairs.iter_mut().find_map(|pair| {
-            let Step::Waits(rail) = pair.step else { return None };
-            pair.step = Step::Connects;
-            Some((pair.link, pair.peer, rail))
+        self.pending.iter_mut().find_map(|qp| {
+            let SetupStep::Waits(rail) = qp.step else { return None };
+            qp.step = SetupStep::Connects;
+            Some((qp.link, qp.peer, rail))
         })
     }
 
@@ -116,7 +116,13 @@ impl QpSetup {
         // Before there is a queue pair, because files are opened meanwhile; given back by all
         // that fails.
         let passage = client.reach.use_gid(peer.gid)?;
-        self.pairs.push_back(Pair { link, peer, passage, step: Step::Joins, over: false });
+        self.pending.push_back(PendingQp {
+            link,
+            peer,
+            passage,
+            step: SetupStep::Joins,
+            abandoned: false,
+        });
         let events = self.bell.clone();
         // A bell that is not heard is made up for by the next tick.
         let bell = move |ring| {
@@ -133,10 +139,10 @@ impl QpSetup {
 
     /// The device of a link joined, and the link ends at this rail.
     pub fn joined(&mut self, link: LinkId, rail: u16) {
-        let place = self.place_of(link);
-        match self.pairs[place].over {
-            true => drop(self.pairs.remove(place)),
-            false => self.pairs[place].step = Step::Waits(rail),
+        let index = self.index_of(link);
+        match self.pending[index].abandoned {
+            true => drop(self.pending.remove(index)),
+            false => self.pending[index].step = SetupStep::Waits(rail),
         }
     }
 
@@ -158,7 +164,7 @@ impl QpSetup {
         link: LinkId,
         error: &FabricError,
     ) -> Result<(), End> {
-        if self.take(link).over {
+        if self.take(link).abandoned {
             return Ok(());
         }
         client.view.fell_back(Fallback::Refused);
@@ -174,12 +180,12 @@ impl QpSetup {
         link: LinkId,
         half: Half,
     ) -> Result<Option<(Half, Passage)>, End> {
-        let place = self.place_of(link);
+        let index = self.index_of(link);
         // A file of another export may have been named meanwhile.
-        if let Err(fault) = client.reach.use_gid(self.pairs[place].passage.gid) {
-            self.give_up(client, link, fault)?;
+        if let Err(fault) = client.reach.use_gid(self.pending[index].passage.gid) {
+            self.abandon(client, link, fault)?;
         }
-        if self.pairs[place].over {
+        if self.pending[index].abandoned {
             // Reported as one that was never made, when it is gone.
             self.jobs.run(move || {
                 drop(half);
@@ -192,28 +198,28 @@ impl QpSetup {
 
     /// Gives up a link that is being made, and tells its client why; whether it is one. Nothing
     /// was granted on it, and its client has not heard where it ends.
-    pub fn give_up(&mut self, client: &Client, link: LinkId, why: Fault) -> Result<bool, End> {
-        let Some(place) = self.pairs.iter().position(|pair| pair.link == link) else {
+    pub fn abandon(&mut self, client: &Client, link: LinkId, why: Fault) -> Result<bool, End> {
+        let Some(index) = self.pending.iter().position(|qp| qp.link == link) else {
             return Ok(false);
         };
-        if self.pairs[place].over {
+        if self.pending[index].abandoned {
             return Ok(true);
         }
-        match self.pairs[place].step {
-            Step::Waits(_) => drop(self.pairs.remove(place)),
-            Step::Joins | Step::Connects => self.pairs[place].over = true,
+        match self.pending[index].step {
+            SetupStep::Waits(_) => drop(self.pending.remove(index)),
+            SetupStep::Joins | SetupStep::Connects => self.pending[index].abandoned = true,
         }
         client.send(ServerMessage::Attached { link, answer: Err(why) })?;
         Ok(true)
     }
 
     /// Gives up what has the name of this link and is being made.
-    pub fn give_up_older(&mut self, client: &Client, link: LinkId) -> Result<(), End> {
+    pub fn abandon_older(&mut self, client: &Client, link: LinkId) -> Result<(), End> {
         let links = self.gids().map(|(older, _)| older);
         let older: Vec<LinkId> = links.filter(|older| older.index == link.index).collect();
         for older in older {
             let text = "the next link of its stream was asked for";
-            self.give_up(client, older, Fault::new(Code::Limit, text))?;
+            self.abandon(client, older, Fault::new(Code::Limit, text))?;
         }
         Ok(())
     }

@@ -21,11 +21,11 @@ pub(crate) struct Staging {
     /// The target, export first.
     target: WirePath,
     key: Digest,
-    told: Staged,
+    staged: Staged,
     export: Arc<ExportFolder>,
     /// There until this is dropped.
     stage: Option<Stage>,
-    listed: Option<Listed>,
+    listed: Option<ListedLocks>,
     run: Option<Arc<RunLock>>,
 }
 
@@ -42,7 +42,7 @@ impl Staging {
 
 impl StagingTree for Staging {
     fn path(&self) -> &WirePath {
-        &self.told.path
+        &self.staged.path
     }
 
     fn revert(&self, path: &WirePath, below: &WirePath) -> Result<(), Fault> {
@@ -62,12 +62,12 @@ impl Drop for Staging {
 }
 
 /// Folders that all sessions know to be locked.
-struct Listed {
+struct ListedLocks {
     folders: Vec<Twin>,
     registry: Arc<LockRegistry>,
 }
 
-impl Listed {
+impl ListedLocks {
     fn new(registry: &Arc<LockRegistry>, stage: &Stage, who: &str) -> Self {
         let target = stage.target().map(|hold| hold.folder);
         let folders: Vec<Twin> = target.into_iter().chain([stage.tree().folder]).collect();
@@ -76,7 +76,7 @@ impl Listed {
     }
 }
 
-impl Drop for Listed {
+impl Drop for ListedLocks {
     fn drop(&mut self) {
         self.folders.iter().for_each(|&folder| self.registry.unlist(folder));
     }
@@ -115,7 +115,7 @@ impl StagingTrees {
     /// What was told of the tree beside this target, if the session has it.
     pub fn find(&self, target: &WirePath, key: Digest) -> Option<Staged> {
         let known = self.trees.iter().find(|it| it.target == *target && it.key == key);
-        known.map(|known| known.told.clone())
+        known.map(|known| known.staged.clone())
     }
 
     /// Has a tree built beside a target, or found there.
@@ -132,7 +132,7 @@ impl StagingTrees {
         self.jobs.run(move || {
             let owner = LockOwner { registry: &registry, who: &who, run: run.as_ref() };
             let answer = build(&reach, &owner, path, key, &mut |bytes| memory.hold(bytes));
-            let answer = answer.map(|staging| (staging.told.clone(), Box::new(staging)));
+            let answer = answer.map(|staging| (staging.staged.clone(), Box::new(staging)));
             StagingEvent::Staged(request, answer)
         });
     }
@@ -144,7 +144,7 @@ impl StagingTrees {
 
     /// The tree that this session builds at a path.
     pub fn at(&self, path: &WirePath) -> Option<Arc<Staging>> {
-        self.trees.iter().find(|staging| staging.told.path == *path).cloned()
+        self.trees.iter().find(|staging| staging.staged.path == *path).cloned()
     }
 
     /// The trees, for a job that changes something in them.
@@ -208,9 +208,9 @@ fn build(
         keeps: export.rules.into(),
         folds_case: export.folder.folds_case(stage.path()),
     };
-    let told = Staged { about, path };
-    reach.hold(&told.path)?;
-    let listed = Some(Listed::new(owner.registry, &stage, owner.who));
+    let staged = Staged { about, path };
+    reach.hold(&staged.path)?;
+    let listed = Some(ListedLocks::new(owner.registry, &stage, owner.who));
     let run = owner.run.cloned();
-    Ok(Staging { target, key, told, export, stage: Some(stage), listed, run })
+    Ok(Staging { target, key, staged, export, stage: Some(stage), listed, run })
 }

@@ -28,8 +28,8 @@ use verbatim_proto::units::CHANGES_MAX;
 use verbatim_proto::{Code, Digest, Fault, Habits, MirrorReply, MirrorRequest, Twin, WirePath};
 use verbatim_serve::Jobs;
 pub(super) use walks::WALKS_MAX;
-pub(crate) use walks::Walked;
-use walks::{Known, WalkScope, Walks};
+pub(crate) use walks::WalkedPage;
+use walks::{KnownPage, WalkScope, Walks};
 
 /// Targets one session may lock.
 const LOCKS_MAX: usize = 4;
@@ -54,12 +54,12 @@ pub(super) struct Mirrors {
 pub(crate) enum MirrorEvent {
     Begun { request: u32, hold: bool, answer: Result<(About, Option<SyncLock>), Fault> },
     LookedUp(MirrorReply),
-    Walked(Box<Walked>),
+    Walked(Box<WalkedPage>),
     Staging(StagingEvent),
 }
 
-impl From<Walked> for MirrorEvent {
-    fn from(walked: Walked) -> Self {
+impl From<WalkedPage> for MirrorEvent {
+    fn from(walked: WalkedPage) -> Self {
         Self::Walked(Box::new(walked))
     }
 }
@@ -72,7 +72,11 @@ impl From<StagingEvent> for MirrorEvent {
 
 impl Mirrors {
     /// None yet. Walks and trees beside targets have jobs of their own.
-    pub fn new(jobs: Jobs<MirrorEvent>, walks: Jobs<Walked>, trees: Jobs<StagingEvent>) -> Self {
+    pub fn new(
+        jobs: Jobs<MirrorEvent>,
+        walks: Jobs<WalkedPage>,
+        trees: Jobs<StagingEvent>,
+    ) -> Self {
         let (walks, trees) = (Walks::new(walks), StagingTrees::new(trees));
         Self { walks, locks: Vec::new(), trees, run: None, locks_pending: 0, jobs }
     }
@@ -164,7 +168,7 @@ impl Mirrors {
                 self.walks.ask(client, disclosed_owners, request, None)?
             }
             MirrorRequest::WalkUnless { request, alike: digest, owners } => {
-                let known = Some(Known { digest, owners });
+                let known = Some(KnownPage { digest, owners });
                 self.walks.ask(client, disclosed_owners, request, known)?
             }
             MirrorRequest::Edit { request, edits } => return Ok(Some(Edits { request, edits })),

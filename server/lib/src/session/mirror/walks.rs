@@ -37,38 +37,38 @@ const AHEAD_PAGES: usize = 2;
 
 /// The walks of a session that are not over, by the requests that began them.
 pub(super) struct Walks {
-    turns: HashMap<u32, OpenWalk>,
-    jobs: Jobs<Walked>,
+    open: HashMap<u32, OpenWalk>,
+    jobs: Jobs<WalkedPage>,
 }
 
 /// How far a walk is.
 struct OpenWalk {
     /// Whether the client waits for a page, unless it is one that it has.
-    asked: Option<Option<Known>>,
+    requested: Option<Option<KnownPage>>,
     /// Pages that are made and not told, and whether they are the last.
     ready: VecDeque<(TreePage, bool)>,
     /// The walk, while no job makes a page of it; none when it is over.
-    resting: Option<Box<Walking>>,
+    paused: Option<Box<PausedWalk>>,
     /// For the pages.
     _memory: Place,
 }
 
 /// A page that the client has.
 #[derive(Clone, Copy)]
-pub(super) struct Known {
+pub(super) struct KnownPage {
     pub digest: Digest,
     /// Whether owners are compared.
     pub owners: bool,
 }
 
-impl Known {
+impl KnownPage {
     fn is(&self, found: &[Found]) -> bool {
         digest_of(found, self.owners) == Some(self.digest)
     }
 }
 
 /// A walk between two pages.
-struct Walking {
+struct PausedWalk {
     export: Arc<ExportFolder>,
     base: WirePath,
     walk: TreeWalk,
@@ -76,33 +76,33 @@ struct Walking {
 }
 
 /// A page that a job made of a walk.
-pub(crate) struct Walked {
+pub(crate) struct WalkedPage {
     request: u32,
     page: TreePage,
     /// The walk to go on with.
-    walking: Option<Box<Walking>>,
+    walking: Option<Box<PausedWalk>>,
 }
 
 impl Walks {
     /// None yet.
-    pub fn new(jobs: Jobs<Walked>) -> Self {
-        Self { turns: HashMap::new(), jobs }
+    pub fn new(jobs: Jobs<WalkedPage>) -> Self {
+        Self { open: HashMap::new(), jobs }
     }
 
     /// Whether none is open.
     pub fn is_empty(&self) -> bool {
-        self.turns.is_empty()
+        self.open.is_empty()
     }
 
     /// How many pages of a walk are made and not told.
     #[cfg(test)]
     pub fn ready_pages(&self, request: u32) -> usize {
-        self.turns[&request].ready.len()
+        self.open[&request].ready.len()
     }
 
     /// Forgets all walks.
     pub fn clear(&mut self) {
-        self.turns.clear();
+        self.open.clear();
     }
 
     /// Begins a walk. Where the tree is built beside a target, `open_beside` opens that target.
@@ -113,15 +113,15 @@ impl Walks {
         (scan, all): (TreeScan, WalkScope),
         open_beside: impl FnOnce() -> Option<OwnedFd> + Send + 'static,
     ) -> Result<(), End> {
-        if self.turns.len() >= WALKS_MAX || self.turns.contains_key(&request) {
+        if self.open.len() >= WALKS_MAX || self.open.contains_key(&request) {
             let text = format!("a session may have {WALKS_MAX} walks");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
         let memory = client.memory.take(WALK_BYTES);
         let memory = memory.ok_or_else(|| End::Refused(refusal("another walk")))?;
-        let (asked, ready) = (Some(None), VecDeque::new());
-        let turn = OpenWalk { asked, ready, resting: None, _memory: memory };
-        self.turns.insert(request, turn);
+        let (requested, ready) = (Some(None), VecDeque::new());
+        let walk = OpenWalk { requested, ready, paused: None, _memory: memory };
+        self.open.insert(request, walk);
         let reach = client.reach.clone();
         self.make_page(client, request, scan.digests, move |hasher| {
             match begin_walk(hasher, &reach, scan, all, open_beside()) {
@@ -142,13 +142,13 @@ impl Walks {
         client: &Client,
         request: u32,
         digests: bool,
-        make: impl FnOnce(&Hasher) -> Made + Send + 'static,
+        make: impl FnOnce(&Hasher) -> NewPage + Send + 'static,
     ) {
         let (services, over) = (client.services.clone(), client.cancel.flag());
         let hasher = Hasher { services, over, meter: client.share.name.matching.meter() };
         let work = move || {
             let (walking, page) = make(&hasher);
-            Walked { request, page, walking }
+            WalkedPage { request, page, walking }
         };
         match digests {
             true => {
@@ -167,16 +167,16 @@ impl Walks {
         client: &Client,
         disclosed_owners: &mut DisclosedOwners,
         request: u32,
-        unless: Option<Known>,
+        unless: Option<KnownPage>,
     ) -> Result<(), End> {
-        match self.turns.get_mut(&request) {
-            Some(turn) if turn.asked.is_none() => turn.asked = Some(unless),
+        match self.open.get_mut(&request) {
+            Some(walk) if walk.requested.is_none() => walk.requested = Some(unless),
             _ => {
                 let text = "the client asked for more of a walk that is not open";
                 return Err(End::Refused(Fault::new(Code::Protocol, text)));
             }
         }
-        self.go_on(client, disclosed_owners, request)
+        self.advance(client, disclosed_owners, request)
     }
 
     /// A page is made.
@@ -184,39 +184,39 @@ impl Walks {
         &mut self,
         client: &Client,
         disclosed_owners: &mut DisclosedOwners,
-        Walked { request, page, walking }: Walked,
+        WalkedPage { request, page, walking }: WalkedPage,
     ) -> Result<(), End> {
-        if let Some(turn) = self.turns.get_mut(&request) {
-            turn.ready.push_back((page, walking.is_none()));
-            turn.resting = walking;
+        if let Some(walk) = self.open.get_mut(&request) {
+            walk.ready.push_back((page, walking.is_none()));
+            walk.paused = walking;
         }
-        self.go_on(client, disclosed_owners, request)
+        self.advance(client, disclosed_owners, request)
     }
 
     /// Has a page made where too few are ready, and sends the next where it is asked for.
-    fn go_on(
+    fn advance(
         &mut self,
         client: &Client,
         disclosed_owners: &mut DisclosedOwners,
         request: u32,
     ) -> Result<(), End> {
-        let Some(turn) = self.turns.get_mut(&request) else { return Ok(()) };
-        let next = turn.asked.and_then(|unless| Some((unless, turn.ready.pop_front()?)));
+        let Some(walk) = self.open.get_mut(&request) else { return Ok(()) };
+        let next = walk.requested.and_then(|unless| Some((unless, walk.ready.pop_front()?)));
         if next.is_some() {
-            turn.asked = None;
+            walk.requested = None;
         }
-        let ready = turn.ready.len();
-        let lacks = |walking: &mut Box<Walking>| match walking.digests {
-            true => turn.asked.is_some() && ready == 0,
+        let ready = walk.ready.len();
+        let lacks = |walking: &mut Box<PausedWalk>| match walking.digests {
+            true => walk.requested.is_some() && ready == 0,
             false => ready < AHEAD_PAGES,
         };
-        if let Some(walking) = turn.resting.take_if(lacks) {
+        if let Some(walking) = walk.paused.take_if(lacks) {
             let digests = walking.digests;
             self.make_page(client, request, digests, move |hasher| page_of(hasher, walking));
         }
         let Some((unless, (page, done))) = next else { return Ok(()) };
         if done {
-            self.turns.remove(&request);
+            self.open.remove(&request);
         }
         // Also of a page that the client has: what it asks about those owners is the same.
         let owners = page.found.iter().flatten().map(|node| of_meta(&node.meta));
@@ -230,7 +230,7 @@ fn reply_of(
     request: u32,
     TreePage { found, leftovers }: TreePage,
     done: bool,
-    unless: Option<Known>,
+    unless: Option<KnownPage>,
 ) -> MirrorReply {
     let is_known = leftovers.is_empty() && unless.is_some_and(|known| known.is(&found));
     match is_known {
@@ -255,7 +255,7 @@ fn begin_walk(
     scan: TreeScan,
     all: WalkScope,
     beside: Option<OwnedFd>,
-) -> Result<Box<Walking>, Fault> {
+) -> Result<Box<PausedWalk>, Fault> {
     let filter = Filter::parse(scan.filter)?.metered(hasher.meter.clone());
     let (export, base) = reach.resolve(&scan.path)?;
     let trusted = export.rules.privileged_xattrs;
@@ -268,7 +268,7 @@ fn begin_walk(
         WalkScope::Plain => walk.tell_plain(),
         WalkScope::Only(chosen) => walk = walk.only(Some(chosen)),
     }
-    Ok(Box::new(Walking { export, base, walk, digests: scan.digests }))
+    Ok(Box::new(PausedWalk { export, base, walk, digests: scan.digests }))
 }
 
 /// Tells digests of files as long as somebody waits for them.
@@ -288,10 +288,10 @@ impl Hasher {
 }
 
 /// The walk to go on with, and the page that was made of it.
-type Made = (Option<Box<Walking>>, TreePage);
+type NewPage = (Option<Box<PausedWalk>>, TreePage);
 
-fn page_of(hasher: &Hasher, mut walking: Box<Walking>) -> Made {
-    let Walking { export, base, walk, digests } = &mut *walking;
+fn page_of(hasher: &Hasher, mut walking: Box<PausedWalk>) -> NewPage {
+    let PausedWalk { export, base, walk, digests } = &mut *walking;
     let mut digest = |path: &WirePath| -> Result<Digest, Fault> {
         hasher.root(&open_source(export, &base.join(path))?)
     };

@@ -15,7 +15,7 @@ use verbatim_proto::{Code, Dropped, Fault};
 pub(in crate::session) const CHANGES_WAITING_MAX: usize = 64;
 
 /// From so many on the bytes count that they take.
-pub(in crate::session) const CHANGES_HEARD_MAX: usize = 2;
+pub(in crate::session) const CHANGES_UNMETERED_MAX: usize = 2;
 
 /// Changes that a mirror asks for, in order.
 pub(in crate::session) struct Edits {

@@ -14,7 +14,7 @@ use super::disclosed_owners::{DisclosedOwners, of_meta, of_ties};
 use super::end::End;
 use super::sync_lock::LockCarrier;
 use crate::observe::session_stats::View;
-pub(super) use changes::{CHANGES_HEARD_MAX, CHANGES_WAITING_MAX, Edits};
+pub(super) use changes::{CHANGES_UNMETERED_MAX, CHANGES_WAITING_MAX, Edits};
 use changes::{Change, change_all, make_all};
 use lookups::{Page, Scan, StatAnswers, begin, look_at_all, next_page};
 use std::collections::{HashMap, VecDeque};

@@ -4,8 +4,8 @@
 use super::*;
 use crate::limits::client_limits::{CLIENT_THREADS_MAX, Share};
 use crate::limits::fair_pool::Places;
-use crate::session::backpressure::{AHEAD_BYTES_MAX, JOBS_HEARD_MAX};
-use crate::session::fd_queue::PLACES_WAIT_MAX;
+use crate::session::backpressure::{AHEAD_BYTES_MAX, JOBS_UNMETERED_MAX};
+use crate::session::fd_queue::FD_WAIT_MAX;
 use verbatim_proto::Meta;
 use verbatim_proto::message::{EntryKind, NewEntry};
 use verbatim_proto::meta::Xattr;
@@ -84,7 +84,7 @@ async fn a_session_that_finds_no_descriptor_in_time_fails_its_files_and_goes_on(
     scene.opens(1..3);
     assert!(scene.session.tick(Duration::ZERO).is_ok() && scene.session.fd_queue.waits());
     let since = scene.session.fd_queue.since.as_mut().expect("it has none");
-    *since -= PLACES_WAIT_MAX;
+    *since -= FD_WAIT_MAX;
     assert!(scene.session.tick(Duration::ZERO).is_ok(), "it goes on");
     for (number, answer) in scene.opened().await {
         let fault = answer.expect_err("there was none");
@@ -153,31 +153,34 @@ async fn who_asks_for_more_than_is_done_is_not_heard_until_some_is() {
     let all = threads.acquire_many_owned(CLIENT_THREADS_MAX as u32).await.expect("open");
     let (near, far) = tokio::io::duplex(8 << 20);
     let (mut sender, mut receiver) = (Sender::new(near), Receiver::new(far));
-    let asked = 4 * JOBS_HEARD_MAX;
+    let asked = 4 * JOBS_UNMETERED_MAX;
     let long = path(&"long/".repeat(1000));
     for _ in 0..asked {
         let look = Look { follow: false, paths: vec![long.clone(); 5] };
         sender.send(&ClientMessage::Stat { request: 1, look }).await.expect("there is room");
     }
     sender.flush().await.expect("there is room");
-    while scene.session.hears() {
+    while scene.session.accepts_requests() {
         let next = tokio::time::timeout(SOON, receiver.recv()).await.expect("it is deaf by then");
         let next = next.expect("readable").expect("it is there");
-        assert!(scene.session.messages(next, &mut receiver).is_ok());
+        assert!(scene.session.handle_messages(next, &mut receiver).is_ok());
     }
     let ahead = AHEAD_BYTES_MAX.div_ceil(receiver.frame_bytes());
-    let mut heard = JOBS_HEARD_MAX - 1 + ahead;
-    assert_eq!((scene.session.limits.under_way(), scene.session.hears()), (heard, false));
+    let mut heard = JOBS_UNMETERED_MAX - 1 + ahead;
+    assert_eq!(
+        (scene.session.limits.under_way(), scene.session.accepts_requests()),
+        (heard, false)
+    );
     drop(all);
     while heard < asked {
         let event = tokio::time::timeout(SOON, scene.events.recv()).await.expect("soon");
         assert!(scene.session.event(event.expect("an answer")).is_ok());
-        if !scene.session.hears() {
+        if !scene.session.accepts_requests() {
             continue;
         }
         let next = receiver.recv().await.expect("readable").expect("it is there");
         heard += 1;
-        assert!(scene.session.message(next).is_ok());
+        assert!(scene.session.handle_message(next).is_ok());
     }
 }
 

@@ -50,7 +50,7 @@ impl Scene {
 async fn a_session_is_not_heard_while_its_answers_are_unread_and_is_when_they_are() {
     let mut scene = with_memory(64 << 20);
     let mut asked = 0;
-    while scene.session.hears() {
+    while scene.session.accepts_requests() {
         scene.looks_far(asked).expect("it may ask");
         scene.works(0).await;
         asked += 1;
@@ -67,7 +67,7 @@ async fn a_session_is_not_heard_while_its_answers_are_unread_and_is_when_they_ar
     for _ in 0..asked + 40 {
         assert_eq!(scene.answers().await.len(), PATHS);
     }
-    assert!(scene.session.hears());
+    assert!(scene.session.accepts_requests());
     assert_eq!(scene.session.client.view.memory_bytes(), 0);
 }
 

@@ -22,7 +22,7 @@ async fn a_link_that_could_not_be_made_leaves_no_port_behind() {
     let mut scene = Scene::new(|config| config.exports[0].gids = gids);
     let refused = scene.attach(0, 0, pair_offer()).await.expect_err("it is switched off");
     assert!(refused.text.contains("switched off"), "{refused}");
-    assert!(scene.session.is_idle() && scene.session.hears(), "it is over");
+    assert!(scene.session.is_idle() && scene.session.accepts_requests(), "it is over");
     let reach = scene.session.client.reach.clone();
     assert!(reach.resolve_for_data(&path("data/a")).is_ok(), "it may be read over TCP");
 }
@@ -38,16 +38,19 @@ async fn what_a_client_says_behind_a_queue_pair_waits_for_its_device_and_nobody_
     }
     sender.flush().await.expect("there is room");
     let first = receiver.recv().await.expect("readable").expect("it is there");
-    assert!(scene.session.messages(first, &mut receiver).is_ok(), "the goodbye is not heard yet");
-    assert!(!scene.session.is_idle() && !scene.session.hears());
+    assert!(
+        scene.session.handle_messages(first, &mut receiver).is_ok(),
+        "the goodbye is not heard yet"
+    );
+    assert!(!scene.session.is_idle() && !scene.session.accepts_requests());
     let answered = |message| match message {
         ServerMessage::Attached { answer, .. } => Some(answer),
         _ => None,
     };
     assert!(scene.hear(answered).await.is_err(), "it is switched off");
-    assert!(scene.session.hears());
+    assert!(scene.session.accepts_requests());
     let next = receiver.recv().await.expect("readable").expect("it is there");
-    assert!(matches!(scene.session.messages(next, &mut receiver), Err(End::Bye)));
+    assert!(matches!(scene.session.handle_messages(next, &mut receiver), Err(End::Bye)));
 }
 
 /// Links that devices make: jobs wait until the test says what became of them.
@@ -183,14 +186,17 @@ async fn a_file_that_may_not_move_to_a_port_waits_until_no_queue_pair_to_it_is_b
     let mut pairs = Pairs::new(|config| config.exports[0].gids = gids());
     let (connects, waits) = (pairs.connects(0, 0), pairs.connects(1, 0));
     let opens = ClientMessage::Read(ReadRequest::Open { files: vec![open()] });
-    assert!(pairs.scene.session.message_or_hold(opens).is_ok(), "it goes on");
+    assert!(pairs.scene.session.handle_or_hold(opens).is_ok(), "it goes on");
     for link in [connects, waits] {
         assert_eq!(pairs.answer(link).await.err(), Some(Code::Denied));
     }
-    assert!(!pairs.scene.session.hears(), "one is being connected");
+    assert!(!pairs.scene.session.accepts_requests(), "one is being connected");
     let alive = pairs.made(connects, false);
     pairs.settle(0).await;
-    assert!(alive.strong_count() == 0 && pairs.scene.session.hears(), "it is opened now");
+    assert!(
+        alive.strong_count() == 0 && pairs.scene.session.accepts_requests(),
+        "it is opened now"
+    );
     assert!(pairs.scene.session.client.reach.resolve_for_data(&path("data/a")).is_ok());
     // A job may name it as well.
     let mut pairs = Pairs::new(|config| config.exports[0].gids = gids());

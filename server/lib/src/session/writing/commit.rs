@@ -1,7 +1,7 @@
 //! Commits whole uploads: their metadata first, then all of them side by side, durable under their
 //! names. A file that does not take its metadata is discarded.
 
-use super::open_upload::Landed;
+use super::open_upload::OpenUpload;
 use verbatim_files::{Over, Target};
 use verbatim_proto::message::FileId;
 use verbatim_proto::{Dropped, Fault, Kept};
@@ -11,20 +11,20 @@ pub(super) type Answers = Vec<(FileId, Result<(), Fault>)>;
 
 /// Gives whole files their metadata, then makes those that took it durable under their names. One
 /// answer for each file, in order.
-pub(super) fn commit(over: Over, files: Vec<(FileId, Landed, Kept)>) -> (Answers, Dropped) {
+pub(super) fn commit(over: Over, files: Vec<(FileId, OpenUpload, Kept)>) -> (Answers, Dropped) {
     let mut dropped = Dropped::default();
     let mut answers = Answers::with_capacity(files.len());
     let (mut places, mut whole) = (Vec::new(), Vec::new());
-    for (id, landed, meta) in &files {
-        let describe = |meta| landed.describe(meta);
+    for (id, upload, meta) in &files {
+        let describe = |meta| upload.describe(meta);
         let described = meta.as_deref().map_or(Ok(Dropped::default()), describe);
         match &described {
             Ok(not_kept) => {
                 dropped += *not_kept;
                 places.push(answers.len());
-                whole.push(landed.target.clone());
+                whole.push(upload.target.clone());
             }
-            Err(_) => landed.target.discard(),
+            Err(_) => upload.target.discard(),
         }
         answers.push((*id, described.map(drop)));
     }

@@ -17,12 +17,14 @@ use crate::exports::client_view::Reach;
 use crate::exports::open::open_source;
 use crate::limits::file_room::Room;
 use crate::observe::session_stats::Noted;
-use crate::worker::chunk_store::{Chunk, Landing, Lies, SpotEvent, SpotWish};
+use crate::worker::chunk_store::{
+    Chunk, ChunkLocation, DirectRangeRequest, DirectWriteEvent, PieceTarget,
+};
 use crate::worker::{Command, Upload};
 use commit::commit;
-use direct_write::{Spots, takes_spots};
+use direct_write::{DirectWrites, accepts_direct_writes};
 pub(crate) use event::WriteEvent;
-use open_upload::{Created, Landed, create_lasting};
+use open_upload::{Created, OpenUpload, create_lasting};
 use slots::Slots;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -40,7 +42,7 @@ use verbatim_telemetry::labels::Direction;
 /// The writing half of a session.
 pub(super) struct Writing {
     pub machine: WriteServer,
-    targets: HashMap<FileId, Landed>,
+    targets: HashMap<FileId, OpenUpload>,
     sizes: HashMap<FileId, u64>,
     /// What files and links of this client may take the place of.
     pub over: Over,
@@ -49,7 +51,7 @@ pub(super) struct Writing {
     /// Bytes of partial files that were hashed again, and not yet told.
     rehashed: Arc<AtomicU64>,
     slots: Slots,
-    spots: Spots,
+    direct_writes: DirectWrites,
     jobs: Jobs<WriteEvent>,
 }
 
@@ -72,7 +74,7 @@ impl Writing {
             tells_rehashed: false,
             rehashed: Arc::default(),
             slots: Slots::default(),
-            spots: Spots::default(),
+            direct_writes: DirectWrites::default(),
             jobs,
         }
     }
@@ -88,9 +90,9 @@ impl Writing {
     }
 
     /// An open file, and how long it is to be.
-    fn open_file(&self, id: FileId) -> (Landed, u64) {
-        let landed = self.targets.get(&id).cloned().zip(self.sizes.get(&id).copied());
-        landed.expect("files that are worked on are open")
+    fn open_file(&self, id: FileId) -> (OpenUpload, u64) {
+        let upload = self.targets.get(&id).cloned().zip(self.sizes.get(&id).copied());
+        upload.expect("files that are worked on are open")
     }
 
     /// A link is dead: nothing that it carried can land any more.
@@ -100,8 +102,8 @@ impl Writing {
     }
 
     /// The client can write straight into files.
-    pub fn knows_spots(&mut self) {
-        self.spots.knows();
+    pub fn enable_direct_writes(&mut self) {
+        self.direct_writes.enable();
     }
 
     /// Does what the machine asks, unless other activities do.
@@ -121,8 +123,10 @@ impl Writing {
                 self.sizes.extend(sizes);
                 return Ok(Some(WriteOut::Create(files)));
             }
-            ServerEffect::MakeSpot { link, spot } => self.make_spot(client, links, link, spot)?,
-            ServerEffect::EndSpot(tag) => self.spots.end(client, tag)?,
+            ServerEffect::MakeSpot { link, spot } => {
+                self.request_direct_range(client, links, link, spot)?
+            }
+            ServerEffect::EndSpot(tag) => self.direct_writes.revoke(client, tag)?,
             ServerEffect::Expect(absorb) => {
                 self.hand_over(client, links, absorb, Command::Expect)?
             }
@@ -131,8 +135,8 @@ impl Writing {
             }
             ServerEffect::Sized { file, size } => {
                 self.sizes.insert(file, size);
-                if let Some(landed) = self.targets.get(&file) {
-                    landed.target.end_at(size);
+                if let Some(upload) = self.targets.get(&file) {
+                    upload.target.end_at(size);
                 }
             }
             ServerEffect::Zero { file, extent } => self.zero(file, extent),
@@ -142,8 +146,8 @@ impl Writing {
                 for id in ids {
                     self.sizes.remove(&id);
                     client.view.over(Direction::Write, id);
-                    if let Some(landed) = self.targets.remove(&id) {
-                        landed.target.discard();
+                    if let Some(upload) = self.targets.remove(&id) {
+                        upload.target.discard();
                     }
                 }
             }
@@ -157,7 +161,7 @@ impl Writing {
 
     /// Makes slots that could not be pinned before, those of the first link first.
     pub fn provision_more(&mut self, client: &mut Client, links: &mut Links) -> Result<(), End> {
-        for (link, count) in self.slots.take_wanting() {
+        for (link, count) in self.slots.take_pending() {
             self.provision(client, links, link, count)?;
         }
         Ok(())
@@ -182,7 +186,7 @@ impl Writing {
     }
 
     /// Makes temporary files that have their places.
-    pub fn create_placed(&self, client: &Client, files: Vec<(CreateFile, Room)>) {
+    pub fn create_ready(&self, client: &Client, files: Vec<(CreateFile, Room)>) {
         let (reach, view) = (client.reach.clone(), client.view.clone());
         let (over, rehashed) = (client.cancel.flag(), self.rehashed.clone());
         self.jobs.run(move || {
@@ -190,16 +194,16 @@ impl Writing {
             let create_one = |(request, room): (CreateFile, Room)| {
                 let (export, path) = reach.resolve_for_data(&request.path)?;
                 export.writable("create", &request.path)?;
-                let landed = |target, path| {
+                let upload = |target, path| {
                     let rules = export.rules;
                     let (quota, began) = (export.quota.clone(), Instant::now());
                     let (target, room) = (Arc::new(target), Arc::new(room));
-                    Landed { target, rules, path, quota, began, _room: room }
+                    OpenUpload { target, rules, path, quota, began, _room: room }
                 };
                 if request.stream {
                     // It cannot be gone on with, so it does not last.
                     let target = Target::create(&export.folder, &path, 0, request.info.mode)?;
-                    return Ok((landed(target, request.path), None));
+                    return Ok((upload(target, request.path), None));
                 }
                 let info = &request.info;
                 let fits = |cost| export.quota.as_ref().map_or(Ok(()), |quota| quota.check(cost));
@@ -209,7 +213,7 @@ impl Writing {
                     let target = Target::create(&export.folder, &path, info.size, info.mode)?;
                     target.set_room(room);
                     target.keep_sparse(info)?;
-                    return Ok((landed(target, request.path), None));
+                    return Ok((upload(target, request.path), None));
                 }
                 let (size, mtime_ns) = (info.size, info.mtime_ns);
                 let key = format!("{} {} {size} {mtime_ns}", view.who, request.path);
@@ -217,7 +221,7 @@ impl Writing {
                 wait_for_release(&export.folder, &path, &key, until);
                 let how = (&*over, &*rehashed);
                 let (target, have) = create_lasting(how, &export.folder, &path, info, &key, fits)?;
-                Ok((landed(target, request.path), have))
+                Ok((upload(target, request.path), have))
             };
             let created = files.into_iter().map(|it| (it.0.file, create_one(it)));
             WriteEvent::Created(created.collect())
@@ -247,15 +251,15 @@ impl Writing {
         if self.tells_rehashed && bytes > 0 {
             client.send(ServerMessage::Rehashed { bytes })?;
         }
-        self.offer_spots(client, &answers);
+        self.offer_direct_writes(client, &answers);
         let mut told = Vec::with_capacity(answers.len());
         for (id, answer) in answers {
             match answer {
-                Ok((landed, have)) => {
+                Ok((upload, have)) => {
                     let bytes = self.sizes.get(&id).copied().unwrap_or(0);
                     let found = have.as_ref().map_or(0, |have| have.extents.bytes());
-                    client.view.began(Direction::Write, id, &landed.path, bytes, found);
-                    self.targets.insert(id, landed);
+                    client.view.began(Direction::Write, id, &upload.path, bytes, found);
+                    self.targets.insert(id, upload);
                     told.push((id, Ok(have)));
                 }
                 Err(fault) => {
@@ -269,16 +273,20 @@ impl Writing {
     }
 
     /// Tells the client which of these new files can be written into.
-    fn offer_spots(&mut self, client: &Client, answers: &[(FileId, Result<Created, Fault>)]) {
-        if !self.spots.may_offer(client) {
+    fn offer_direct_writes(
+        &mut self,
+        client: &Client,
+        answers: &[(FileId, Result<Created, Fault>)],
+    ) {
+        if !self.direct_writes.may_offer(client) {
             return;
         }
         // Pages of a file on a disk cannot be pinned, so its device must look for them.
         let on_demand = client.domain.pages_on_demand();
         let takes = |(id, answer): &(FileId, Result<Created, Fault>)| {
-            let (landed, _) = answer.as_ref().ok()?;
+            let (upload, _) = answer.as_ref().ok()?;
             let size = *self.sizes.get(id)?;
-            takes_spots(&landed.target, size, on_demand).then_some(*id)
+            accepts_direct_writes(&upload.target, size, on_demand).then_some(*id)
         };
         let files: Vec<FileId> = answers.iter().filter_map(takes).collect();
         if !files.is_empty() {
@@ -287,41 +295,45 @@ impl Writing {
     }
 
     /// Has the worker of a link register a range of a file.
-    fn make_spot(
+    fn request_direct_range(
         &mut self,
         client: &Client,
         links: &Links,
         link: LinkId,
         spot: Spot,
     ) -> Result<(), End> {
-        let (Some(rail), Some(landed)) = (links.rail_of(link), self.targets.get(&spot.file)) else {
+        let (Some(rail), Some(upload)) = (links.rail_of(link), self.targets.get(&spot.file)) else {
             let fault = Fault::new(Code::NotFound, "the link is not of a device");
             self.machine.spot_made(spot.tag, Err(fault));
             return Ok(());
         };
-        let (target, domain) = (landed.target.clone(), client.domain.clone());
-        let task = SpotWish { spot, rail, target, domain };
-        let (_, worker, _) = links.place_of(link);
+        let (target, domain) = (upload.target.clone(), client.domain.clone());
+        let task = DirectRangeRequest { spot, rail, target, domain };
+        let (_, worker, _) = links.worker_of(link);
         client.tell(worker, Command::Do { task, session: links.events() })
     }
 
     /// A worker registered a range of a file, or could not.
-    pub fn spot_event(&mut self, client: &Client, event: SpotEvent) -> Result<(), End> {
+    pub fn direct_write_event(
+        &mut self,
+        client: &Client,
+        event: DirectWriteEvent,
+    ) -> Result<(), End> {
         match event {
-            SpotEvent::Made(tag, answer) => {
-                let answer = self.spots.made(client, tag, answer);
+            DirectWriteEvent::Registered(tag, answer) => {
+                let answer = self.direct_writes.registered(client, tag, answer);
                 self.machine.spot_made(tag, answer);
                 Ok(())
             }
-            SpotEvent::Stuck => end_if_unreleased(false),
+            DirectWriteEvent::Stuck => end_if_unreleased(false),
         }
     }
 
     /// Takes all spots back when the session ends, before any file of it goes. Where a device
     /// keeps one, no file lasts.
-    pub fn leave_spots(&mut self, client: &Client) {
-        if !self.spots.end_all(client) {
-            self.targets.values().for_each(|landed| landed.target.discard());
+    pub fn revoke_direct_writes(&mut self, client: &Client) {
+        if !self.direct_writes.revoke_all(client) {
+            self.targets.values().for_each(|upload| upload.target.discard());
         }
     }
 
@@ -334,22 +346,22 @@ impl Writing {
         command: impl FnOnce(LinkKey, Upload) -> Command,
     ) -> Result<(), End> {
         let Absorb { tag, link, slot, pieces, in_place } = absorb;
-        let lies = match in_place {
-            true => Lies::InFile(self.spots.take(client, tag)),
-            false => Lies::InSlot(self.slots.memory(slot)),
+        let location = match in_place {
+            true => ChunkLocation::InFile(self.direct_writes.take(client, tag)),
+            false => ChunkLocation::InSlot(self.slots.memory(slot)),
         };
-        let landing = |piece: Piece| {
-            let landed = self.targets.get(&piece.file);
-            Landing {
-                target: landed.map(|landed| landed.target.clone()),
-                quota: landed.and_then(|landed| landed.quota.clone()),
+        let piece_target = |piece: Piece| {
+            let upload = self.targets.get(&piece.file);
+            PieceTarget {
+                target: upload.map(|upload| upload.target.clone()),
+                quota: upload.and_then(|upload| upload.quota.clone()),
                 size: self.sizes.get(&piece.file).copied().unwrap_or(0),
                 piece,
             }
         };
-        let pieces = pieces.into_iter().map(landing).collect();
-        let (key, worker, transport) = links.place_of(link);
-        let chunk = Chunk { lies, pieces, view: client.view.clone(), transport };
+        let pieces = pieces.into_iter().map(piece_target).collect();
+        let (key, worker, transport) = links.worker_of(link);
+        let chunk = Chunk { location, pieces, view: client.view.clone(), transport };
         client.tell(worker, command(key, Upload { tag, chunk, session: links.events() }))
     }
 
@@ -365,16 +377,16 @@ impl Writing {
         if !self.machine.is_over(tag) {
             return Ok(());
         }
-        let (key, worker, _) = links.place_of(link);
+        let (key, worker, _) = links.worker_of(link);
         client.tell(worker, Command::Forget(key, tag))
     }
 
     fn zero(&self, id: FileId, extent: Extent) {
-        let (landed, size) = self.open_file(id);
+        let (upload, size) = self.open_file(id);
         self.jobs.run(move || {
-            let answer = landed.zero(extent, size);
+            let answer = upload.zero(extent, size);
             // The target must not outlive the answer: a discard removes it.
-            drop(landed);
+            drop(upload);
             WriteEvent::Zeroed(id, extent, answer)
         });
     }
@@ -382,12 +394,12 @@ impl Writing {
     /// Takes what a file of an export has of an offer into the temporary file. The client may read
     /// that file anyway, so it learns nothing by asking. At most `OFFERS_MAX` of a session.
     fn take_offer(&self, client: &Client, offer: Offer) {
-        let (landed, size) = self.open_file(offer.piece.file);
+        let (upload, size) = self.open_file(offer.piece.file);
         let reach = client.reach.clone();
         self.jobs.run(move || {
-            let answer = take(&reach, &landed, size, &offer);
+            let answer = take(&reach, &upload, size, &offer);
             // The target must not outlive the answer: a discard removes it.
-            drop(landed);
+            drop(upload);
             WriteEvent::Taken(Box::new(offer), answer)
         });
     }
@@ -402,9 +414,9 @@ impl Writing {
         let take = |(id, meta): (FileId, Kept)| {
             let bytes = self.sizes.remove(&id).unwrap_or(0);
             client.view.over(Direction::Write, id);
-            let landed = self.targets.remove(&id).expect("whole files are open");
-            let noted = Noted { path: landed.path.clone(), bytes, began: landed.began };
-            ((id, landed, meta), noted)
+            let upload = self.targets.remove(&id).expect("whole files are open");
+            let noted = Noted { path: upload.path.clone(), bytes, began: upload.began };
+            ((id, upload, meta), noted)
         };
         let (files, noted): (Vec<_>, Vec<_>) = files.into_iter().map(take).unzip();
         let (over, view) = (self.over, client.view.clone());
@@ -423,14 +435,14 @@ impl Writing {
 /// Takes what a file of an export has of an offer into a temporary file.
 fn take(
     reach: &Reach,
-    landed: &Landed,
+    upload: &OpenUpload,
     size: u64,
     Offer { basis, piece }: &Offer,
 ) -> Result<Vec<Extent>, Fault> {
     let (export, path) = reach.resolve(basis)?;
     let old = open_source(&export, &path)?;
-    let may = |bytes| landed.may(bytes);
-    landed.target.take_from(old.file(), size, piece.extent, &piece.digests, may)
+    let may = |bytes| upload.may(bytes);
+    upload.target.take_from(old.file(), size, piece.extent, &piece.digests, may)
 }
 
 /// Waits a little for what an earlier session of the same client has not let go of yet: a
@@ -453,7 +465,7 @@ mod tests {
     use verbatim_proto::meta::Xattr;
 
     /// A file of so many bytes in this folder, of which a quota lets 6000 be written.
-    fn landed(dir: &tempfile::TempDir, size: u64) -> Landed {
+    fn upload(dir: &tempfile::TempDir, size: u64) -> OpenUpload {
         let folder = Folder::open(dir.path()).expect("a folder");
         let path = WirePath::parse(b"a").expect("a path");
         let target = Arc::new(Target::create(&folder, &path, size, 0o644).expect("a file"));
@@ -461,7 +473,7 @@ mod tests {
         let quota = Some(Arc::new(Quota::new("in", max, Cost::default())));
         let (rules, began) = (Rules::of_user(), Instant::now());
         let room = Arc::new(Room::of(&Taker::new(&Places::new(2))).expect("room"));
-        Landed { target, rules, path, quota, began, _room: room }
+        OpenUpload { target, rules, path, quota, began, _room: room }
     }
 
     #[test]
@@ -486,11 +498,11 @@ mod tests {
     fn a_file_whose_attributes_the_quota_does_not_hold_is_not_placed() {
         let dir = tempfile::tempdir().expect("a folder");
         let commit_with = |bytes| {
-            let landed = landed(&dir, 0);
-            let quota = landed.quota.clone().expect("there is one");
+            let upload = upload(&dir, 0);
+            let quota = upload.quota.clone().expect("there is one");
             let xattr = Xattr { name: b"user.a".to_vec(), value: vec![7; bytes] };
             let meta = Meta { mode: 0o644, xattrs: vec![xattr], ..Meta::default() };
-            let files = vec![(FileId(1), landed, Some(Box::new(meta)))];
+            let files = vec![(FileId(1), upload, Some(Box::new(meta)))];
             let (answers, _) = commit(Over::default(), files);
             (answers.into_iter().next().expect("one answer").1, quota)
         };
@@ -507,12 +519,12 @@ mod tests {
     fn zeros_that_are_written_count_and_holes_do_not() {
         let dir = tempfile::tempdir().expect("a folder");
         let (size, long) = (4096, 1 << 20);
-        let landed = landed(&dir, size);
-        let target = landed.target.clone();
+        let upload = upload(&dir, size);
+        let target = upload.target.clone();
         // Files as short as this have no holes.
-        landed.zero(Extent::new(0, size), size).expect("there is room once");
+        upload.zero(Extent::new(0, size), size).expect("there is room once");
         target.write_at(&vec![7; size as usize], 0).expect("writes");
-        let fault = landed.zero(Extent::new(0, size), size).expect_err("and not twice");
+        let fault = upload.zero(Extent::new(0, size), size).expect_err("and not twice");
         assert_eq!(fault.code, verbatim_proto::Code::NoSpace);
         let mut left = vec![0; size as usize];
         target.read_landed(&mut left, 0).expect("reads");
@@ -523,7 +535,7 @@ mod tests {
             Ok(())
         };
         target.zero(Extent::new(0, long), long, count).expect("zeroes");
-        let again = landed.zero(Extent::new(0, long), long);
+        let again = upload.zero(Extent::new(0, long), long);
         assert_eq!(again.is_ok(), written.get() == 0, "a hole costs nothing");
     }
 }

@@ -13,11 +13,11 @@ use verbatim_proto::read::Have;
 use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Meta, WirePath};
 
 /// A temporary file, and what an earlier session left in it.
-pub(crate) type Created = (Landed, Option<Have>);
+pub(crate) type Created = (OpenUpload, Option<Have>);
 
 /// A temporary file, and what of its source's metadata it may keep.
 #[derive(Clone)]
-pub(crate) struct Landed {
+pub(crate) struct OpenUpload {
     pub target: Arc<Target>,
     pub(super) rules: Rules,
     pub(super) path: WirePath,
@@ -27,7 +27,7 @@ pub(crate) struct Landed {
     pub(super) _room: Arc<Room>,
 }
 
-impl Landed {
+impl OpenUpload {
     /// Makes a range zeros. What is written for that counts, before it is; a hole does not.
     pub(super) fn zero(&self, extent: Extent, size: u64) -> Result<Vec<Digest>, Fault> {
         self.target.zero(extent, size, |bytes| self.may(bytes))

@@ -20,7 +20,7 @@ pub(super) struct Slots {
     slots: HashMap<SlotId, Slot>,
     next: u32,
     /// Slots that links want and that cannot be pinned yet.
-    wanting: BTreeMap<LinkId, u16>,
+    pending: BTreeMap<LinkId, u16>,
 }
 
 /// Memory that a client writes to over one link.
@@ -33,12 +33,12 @@ struct Slot {
 }
 
 /// A new slot, where its client finds it, and how long it is.
-type Provided = (SlotId, Region, u32);
+type NewSlot = (SlotId, Region, u32);
 
 impl Slots {
     /// Whether links wait for slots.
     pub fn waits(&self) -> bool {
-        !self.wanting.is_empty()
+        !self.pending.is_empty()
     }
 
     /// Whether there is none.
@@ -53,12 +53,12 @@ impl Slots {
 
     /// A link is dead: no slots are made for it any more.
     pub fn link_died(&mut self, link: LinkId) {
-        self.wanting.remove(&link);
+        self.pending.remove(&link);
     }
 
     /// The links that wait for slots, and how many each: they wait no longer.
-    pub fn take_wanting(&mut self) -> BTreeMap<LinkId, u16> {
-        std::mem::take(&mut self.wanting)
+    pub fn take_pending(&mut self) -> BTreeMap<LinkId, u16> {
+        std::mem::take(&mut self.pending)
     }
 
     /// Makes slots for a link: as many as may be pinned, the others later.
@@ -68,34 +68,34 @@ impl Slots {
         links: &mut Links,
         link: LinkId,
         count: u16,
-    ) -> Result<Vec<Provided>, End> {
+    ) -> Result<Vec<NewSlot>, End> {
         let refused = |error: FabricError| {
             End::Refused(Fault::new(Code::Limit, format!("cannot register slots: {error}")))
         };
         let mut slots = Vec::new();
-        let in_turns = SparePages::new(client.chunk_bytes as usize);
-        self.wanting.remove(&link);
+        let spare_pages = SparePages::new(client.chunk_bytes as usize);
+        self.pending.remove(&link);
         for made in 0..count {
             if !self.has_room(client) {
                 // Others of its links have them all; it gets some when one of those has ended.
                 if made == 0 && !self.has_slots(link) {
-                    self.wanting.insert(link, count);
+                    self.pending.insert(link, count);
                 }
                 break;
             }
             let Some(taken) = client.memory.take(client.chunk_bytes as usize) else {
                 client.lacks_memory();
-                self.wanting.insert(link, count - made);
+                self.pending.insert(link, count - made);
                 break;
             };
             let rail = links.rail_of(link);
             let Some(pin) = client.domain.pin_slot(rail, u64::from(client.chunk_bytes)) else {
-                self.wanting.insert(link, count - made);
+                self.pending.insert(link, count - made);
                 break;
             };
             let memory = match rail {
                 Some(_) => SharedSlot::for_device(client.chunk_bytes as usize),
-                None => in_turns.slot(),
+                None => spare_pages.slot(),
             };
             let made = memory.and_then(|memory| {
                 let upload = Memory::Upload(memory.clone());
