@@ -20,7 +20,7 @@ pub struct EventPort<E> {
 
 /// Why an event was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TellError {
+pub enum SendError {
     /// The queue has no room.
     Full,
     /// The session is over.
@@ -29,7 +29,7 @@ pub enum TellError {
 
 /// A queue whose events can be made from `E`.
 trait Queue<E>: Send + Sync {
-    fn try_send(&self, event: E) -> Result<(), TellError>;
+    fn try_send(&self, event: E) -> Result<(), SendError>;
     fn send(&self, event: E) -> Boxed<'_>;
     fn blocking_send(&self, event: E);
     fn closed(&self) -> Boxed<'_>;
@@ -38,10 +38,10 @@ trait Queue<E>: Send + Sync {
 }
 
 impl<E: Send + 'static, S: From<E> + Send> Queue<E> for mpsc::Sender<S> {
-    fn try_send(&self, event: E) -> Result<(), TellError> {
+    fn try_send(&self, event: E) -> Result<(), SendError> {
         Self::try_send(self, event.into()).map_err(|error| match error {
-            TrySendError::Full(_) => TellError::Full,
-            TrySendError::Closed(_) => TellError::Closed,
+            TrySendError::Full(_) => SendError::Full,
+            TrySendError::Closed(_) => SendError::Closed,
         })
     }
 
@@ -81,7 +81,7 @@ impl<E: Send + 'static> EventPort<E> {
     }
 
     /// Queues an event, where there is room.
-    pub fn tell(&self, event: E) -> Result<(), TellError> {
+    pub fn try_send(&self, event: E) -> Result<(), SendError> {
         self.queue.try_send(event)
     }
 
@@ -142,15 +142,15 @@ mod tests {
     async fn ports_of_one_queue_keep_the_order_and_share_its_room() {
         let (queue, mut events) = mpsc::channel::<Event>(3);
         let (reads, writes) = (EventPort::<u8>::of(&queue), EventPort::<u16>::of(&queue));
-        assert_eq!(reads.tell(1), Ok(()));
+        assert_eq!(reads.try_send(1), Ok(()));
         writes.send(2).await;
-        assert_eq!((reads.tell(3), reads.room(), writes.room()), (Ok(()), 0, 0));
-        assert_eq!(writes.tell(4), Err(TellError::Full));
+        assert_eq!((reads.try_send(3), reads.room(), writes.room()), (Ok(()), 0, 0));
+        assert_eq!(writes.try_send(4), Err(SendError::Full));
         let first = [events.recv().await, events.recv().await, events.recv().await];
         assert_eq!(first, [Event::Read(1), Event::Written(2), Event::Read(3)].map(Some));
         assert!(!reads.is_closed() && reads.same_queue(&reads.clone()));
         drop(events);
         reads.closed().await;
-        assert_eq!((reads.is_closed(), reads.tell(5)), (true, Err(TellError::Closed)));
+        assert_eq!((reads.is_closed(), reads.try_send(5)), (true, Err(SendError::Closed)));
     }
 }

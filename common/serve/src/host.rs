@@ -15,7 +15,7 @@ use verbatim_telemetry::labels::{Operation, Step};
 /// Opens files for one client, and knows what is in them.
 pub trait ReadHost: Send + Sync + 'static {
     /// Opens a file by the path that the client named, if the client may read it.
-    fn open(&self, path: &WirePath) -> Result<Found, Fault>;
+    fn open(&self, path: &WirePath) -> Result<HostFile, Fault>;
 
     /// The digests of the grains of a range, which lies in one window of the file. Ranges that
     /// are whole cells of a grid of `cell` bytes may make known all of their window. `fresh`
@@ -51,7 +51,7 @@ pub trait SourceFolder: Send + Sync {
 }
 
 /// A file that a host has opened.
-pub struct Found {
+pub struct HostFile {
     /// The file.
     pub source: Source,
     /// The folder that it lies in, to open it anew after a mismatch.
@@ -70,10 +70,10 @@ pub trait ReadObserver: Send + Sync + 'static {
 
     /// A file was closed. It failed if it changed while it was read, or some of it could not be
     /// read.
-    fn log(&self, of: &Noted, answer: Result<(), &Fault>);
+    fn log(&self, of: &FileRecord, answer: Result<(), &Fault>);
 
     /// The client gave a window back, and has verified what was in it.
-    fn taken(&self, window: &Taken);
+    fn window_returned(&self, window: &LeaseRecord);
 
     /// The client says that so many pieces did not match, and they could be read here.
     fn mismatched(&self, pieces: usize);
@@ -95,11 +95,11 @@ pub trait Pace {
     fn may_lease(&mut self, bytes: u64) -> bool;
 
     /// A window whose bytes were counted is not made now.
-    fn gave_back(&self, bytes: u64);
+    fn refund(&self, bytes: u64);
 }
 
 /// A file, as its line in the log names it.
-pub struct Noted {
+pub struct FileRecord {
     /// Its path as the client names it.
     pub path: WirePath,
     /// Its length.
@@ -109,7 +109,7 @@ pub struct Noted {
 }
 
 /// A window that a client had.
-pub struct Taken {
+pub struct LeaseRecord {
     /// The file, if it is of one alone.
     pub file: Option<FileId>,
     /// The bytes that the client was to read, without those that it reads again.

@@ -3,7 +3,7 @@
 //! bounded by semaphores that several sessions may share; a job that waits for one ends with its
 //! session, and does not start while its session has much that the client has not read.
 
-use crate::event_port::{EventPort, TellError};
+use crate::event_port::{EventPort, SendError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -48,12 +48,12 @@ impl JobLimits {
 }
 
 /// Semaphores that a job takes, in this order, before it runs.
-pub type Rooms<const ROOMS: usize> = [Arc<Semaphore>; ROOMS];
+pub type Semaphores<const COUNT: usize> = [Arc<Semaphore>; COUNT];
 
 /// Runs the jobs of one activity of a session.
 pub struct Jobs<E> {
     limits: Arc<JobLimits>,
-    rooms: Rooms<2>,
+    semaphores: Semaphores<2>,
     port: EventPort<E>,
     done: Arc<Done<E>>,
 }
@@ -65,44 +65,44 @@ impl<E: Send + 'static> Jobs<E> {
     /// Runs jobs within these rooms, whose events go to this port. `done` counts each.
     pub fn new(
         limits: Arc<JobLimits>,
-        rooms: Rooms<2>,
+        semaphores: Semaphores<2>,
         port: EventPort<E>,
         done: impl Fn(&E, Duration) + Send + Sync + 'static,
     ) -> Self {
-        Self { limits, rooms, port, done: Arc::new(done) }
+        Self { limits, semaphores, port, done: Arc::new(done) }
     }
 
     /// The same within other rooms.
     #[must_use]
-    pub fn within(&self, rooms: Rooms<2>) -> Self {
+    pub fn within(&self, semaphores: Semaphores<2>) -> Self {
         let Self { limits, port, done, .. } = self;
-        Self { limits: limits.clone(), rooms, port: port.clone(), done: done.clone() }
+        Self { limits: limits.clone(), semaphores, port: port.clone(), done: done.clone() }
     }
 
     /// Starts a job.
     pub fn run(&self, work: impl FnOnce() -> E + Send + 'static) {
-        self.start(self.rooms.clone(), 0, |_| work());
+        self.start(self.semaphores.clone(), 0, |_| work());
     }
 
     /// Starts a job whose answer may have this many bytes. They count as unread from the start of
     /// the job until its event is dropped: of many jobs that start at once, all are done before
     /// the client reads the first answer.
     pub fn run_expecting(&self, bytes: usize, work: impl FnOnce(Expected) -> E + Send + 'static) {
-        self.start(self.rooms.clone(), bytes, work);
+        self.start(self.semaphores.clone(), bytes, work);
     }
 
     /// Starts a job once there is room in all of these.
-    pub fn run_within<const ROOMS: usize>(
+    pub fn run_within<const COUNT: usize>(
         &self,
-        rooms: Rooms<ROOMS>,
+        semaphores: Semaphores<COUNT>,
         work: impl FnOnce() -> E + Send + 'static,
     ) {
-        self.start(rooms, 0, |_| work());
+        self.start(semaphores, 0, |_| work());
     }
 
-    fn start<const ROOMS: usize>(
+    fn start<const COUNT: usize>(
         &self,
-        rooms: Rooms<ROOMS>,
+        semaphores: Semaphores<COUNT>,
         bytes: usize,
         work: impl FnOnce(Expected) -> E + Send + 'static,
     ) {
@@ -116,7 +116,7 @@ impl<E: Send + 'static> Jobs<E> {
                 drop(permits);
             });
         };
-        let permits = rooms.iter().map(|room| room.clone().try_acquire_owned().ok());
+        let permits = semaphores.iter().map(|semaphore| semaphore.clone().try_acquire_owned().ok());
         if !unread.is_much()
             && let Some(permits) = permits.collect()
         {
@@ -127,9 +127,9 @@ impl<E: Send + 'static> Jobs<E> {
             let permits = async {
                 loop {
                     unread.less().await;
-                    let mut permits = Vec::with_capacity(ROOMS);
-                    for room in &rooms {
-                        let permit = room.clone().acquire_owned().await;
+                    let mut permits = Vec::with_capacity(COUNT);
+                    for semaphore in &semaphores {
+                        let permit = semaphore.clone().acquire_owned().await;
                         permits.push(permit.expect("it is never closed"));
                     }
                     // Answers to other jobs may have become unread meanwhile.
@@ -160,12 +160,12 @@ impl<E: Send + 'static> Jobs<E> {
             let told = match catch_unwind(AssertUnwindSafe(|| work(expected))) {
                 Ok(event) => {
                     done(&event, asked.elapsed());
-                    port.tell(event)
+                    port.try_send(event)
                 }
-                Err(_) => limits.panicked.tell(Panicked),
+                Err(_) => limits.panicked.try_send(Panicked),
             };
             // A session that is over needs no event; one that goes on must not wait for it.
-            if told == Err(TellError::Full) {
+            if told == Err(SendError::Full) {
                 limits.lost.store(true, Ordering::Relaxed);
             }
         }
@@ -198,8 +198,8 @@ mod tests {
     fn jobs(room: usize) -> (Jobs<u32>, mpsc::Receiver<Event>, Arc<JobLimits>) {
         let (queue, events) = mpsc::channel::<Event>(room);
         let limits = JobLimits::new(EventPort::of(&queue), Arc::default());
-        let rooms = [Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(1))];
-        (Jobs::new(limits.clone(), rooms, EventPort::of(&queue), |_, _| ()), events, limits)
+        let semaphores = [Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(1))];
+        (Jobs::new(limits.clone(), semaphores, EventPort::of(&queue), |_, _| ()), events, limits)
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use crate::host::{Pace, ReadHost, ReadObserver};
 use crate::jobs::Jobs;
 use crate::open_file::{Guard, Opened, OpenedFile, open_all};
 use crate::rdma::registrations::{SessionDomain, check_released};
-use crate::windows::{Packed, Window, WindowMaker};
+use crate::windows::{PackSlot, Window, WindowMaker};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub struct ReadService<H> {
     files: FileMap<Arc<OpenedFile>>,
     windows: HashMap<WindowId, Window>,
     /// Slots for small files, to use again.
-    spare: Vec<Packed>,
+    spare: Vec<PackSlot>,
     /// How long windows of large files are.
     window_bytes: u64,
     /// Whether windows wait until more may be pinned.
@@ -110,7 +110,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
             let sizes = pieces.iter().map(|(_, extent)| extent.len);
             let again = sizes.fold(0, u64::saturating_add);
             if let Some(window) = self.windows.get_mut(window) {
-                window.taken.bytes = window.taken.bytes.saturating_sub(again);
+                window.lease.bytes = window.lease.bytes.saturating_sub(again);
             }
         }
         self.machine.request(request);
@@ -162,7 +162,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
     }
 
     /// Makes the windows that waited for their time.
-    pub fn go_on(&mut self, pace: &impl Pace) {
+    pub fn lease_deferred(&mut self, pace: &impl Pace) {
         self.waits = true;
         self.lease_more(pace);
     }
@@ -186,7 +186,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
                 answer.map(|(open, survey)| {
                     tracing::debug!(session = self.session, path = %open.path, "file opened");
                     let info = open.source.info();
-                    self.host.began(id, &open.noted.path, info.size);
+                    self.host.began(id, &open.record.path, info.size);
                     self.files.insert(id, open);
                     (info, survey)
                 }),
@@ -217,7 +217,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
                 let Some(open) = open else { return (id, Ok(None)) };
                 let answer = open.close(describe);
                 let fault = open.fault().or(answer.as_ref().err());
-                host.log(&open.noted, fault.map_or(Ok(()), Err));
+                host.log(&open.record, fault.map_or(Ok(()), Err));
                 (id, answer)
             };
             ReadEvent::Closed(files.into_iter().map(close).collect())
@@ -238,12 +238,12 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
             false => pieces[0].1.len,
         };
         let Some(pin) = self.domain.pin_window(bytes) else {
-            self.put_off(prepare, pace);
+            self.defer(prepare, pace);
             return ReadOut::Done;
         };
         let packed = if prepare.packed { self.slot_to_pack() } else { None };
         if prepare.packed && packed.is_none() {
-            self.put_off(prepare, pace);
+            self.defer(prepare, pace);
             return ReadOut::LacksMemory;
         }
         let (host, domain, cell) = (self.host.clone(), self.domain.clone(), self.window_bytes);
@@ -271,17 +271,17 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
     }
 
     /// A slot for small files: one that was used before, or memory for another.
-    fn slot_to_pack(&mut self) -> Option<Packed> {
+    fn slot_to_pack(&mut self) -> Option<PackSlot> {
         let anew = || {
             let memory = self.host.lend(PACK_BYTES_MAX as usize)?;
-            Some(Packed { slot: None, memory })
+            Some(PackSlot { slot: None, memory })
         };
         self.spare.pop().or_else(anew)
     }
 
     /// A window that was counted cannot be made now: a shorter one, or later.
-    fn put_off(&mut self, prepare: Prepare, pace: &impl Pace) {
-        pace.gave_back(bytes_of(&prepare));
+    fn defer(&mut self, prepare: Prepare, pace: &impl Pace) {
+        pace.refund(bytes_of(&prepare));
         self.machine.put_off(prepare);
         let bytes = self.fair_window_bytes(pace);
         if bytes < self.window_bytes {
@@ -307,7 +307,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
 
     fn retire(&mut self, id: WindowId, pace: &impl Pace) -> Result<ReadOut, Fault> {
         let Some(window) = self.windows.remove(&id) else { return Ok(ReadOut::Done) };
-        self.host.taken(&window.taken);
+        self.host.window_returned(&window.lease);
         // Before its slot is spare: what is packed there next is not for an old key.
         check_released(self.domain.take_back(window.number))?;
         if self.spare.len() < WINDOWS_MAX {

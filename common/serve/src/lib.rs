@@ -17,7 +17,7 @@ mod open_file;
 pub mod rdma;
 mod windows;
 
-pub use event_port::{EVENTS_MAX, EventPort, TellError};
+pub use event_port::{EVENTS_MAX, EventPort, SendError};
 pub use jobs::{JobLimits, Jobs, Panicked};
 pub use leases::{ReadEvent, ReadOut, ReadService};
 pub use open_file::{Guard, Opened, OpenedFile};

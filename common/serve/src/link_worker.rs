@@ -114,7 +114,7 @@ pub enum Command<U: Uploads> {
 }
 
 /// The most notifications of a link that its session was told of and has said nothing about.
-pub const TOLD_MAX: usize = 4 * SLOTS_PER_LINK as usize;
+pub const NOTIFIED_MAX: usize = 4 * SLOTS_PER_LINK as usize;
 
 /// Whose a link is.
 struct Owner<U: Uploads> {
@@ -122,9 +122,9 @@ struct Owner<U: Uploads> {
     session: EventPort<LinkEvent<U>>,
     expected: Vec<Upload<U>>,
     /// What the session was told of: it is not stored until it says so.
-    told: Vec<Tag>,
+    notified: Vec<Tag>,
     /// What became of chunks while others are expected, to be told with the next.
-    held: Vec<LinkEvent<U>>,
+    unsent: Vec<LinkEvent<U>>,
 }
 
 impl<U: Uploads> Owner<U> {
@@ -137,31 +137,31 @@ impl<U: Uploads> Owner<U> {
     /// Tells what became of a chunk: with the next one where that is sure to come, or its link
     /// to die.
     fn absorbed(&mut self, event: LinkEvent<U>) {
-        self.held.push(event);
-        if self.expected.is_empty() || self.held.len() >= ANSWERS_TOGETHER {
-            self.tell_held();
+        self.unsent.push(event);
+        if self.expected.is_empty() || self.unsent.len() >= ANSWERS_TOGETHER {
+            self.flush_events();
         }
     }
 
-    fn tell_held(&mut self) {
-        for event in self.held.drain(..) {
+    fn flush_events(&mut self) {
+        for event in self.unsent.drain(..) {
             // A session that is gone needs no verdict.
-            let _ = self.session.tell(event);
+            let _ = self.session.try_send(event);
         }
     }
 
     /// Passes a notification on; whether that could be done. It may name a chunk whose verdict is
     /// held: the session must have heard that first.
-    fn tell(&mut self, tag: Tag) -> bool {
-        self.tell_held();
-        if self.told.contains(&tag) {
+    fn pass_on(&mut self, tag: Tag) -> bool {
+        self.flush_events();
+        if self.notified.contains(&tag) {
             return true;
         }
-        self.told.push(tag);
+        self.notified.push(tag);
         // Half of the queue is for answers the session waits for; a client that floods it with
         // notifications loses its link.
-        let room = self.told.len() <= TOLD_MAX && self.session.room() >= EVENTS_MAX / 2;
-        room && self.session.tell(LinkEvent::Notified { link: self.link, tag }).is_ok()
+        let room = self.notified.len() <= NOTIFIED_MAX && self.session.room() >= EVENTS_MAX / 2;
+        room && self.session.try_send(LinkEvent::Notified { link: self.link, tag }).is_ok()
     }
 }
 
@@ -180,7 +180,7 @@ impl<U: Uploads> LinkWorker<U> {
     /// The session has said what is to be done with what it was told of.
     fn forget(&mut self, key: LinkKey, tag: Tag) {
         if let Some(owner) = self.owners.get_mut(&key) {
-            owner.told.retain(|told| *told != tag);
+            owner.notified.retain(|notified| *notified != tag);
         }
     }
 
@@ -190,7 +190,7 @@ impl<U: Uploads> LinkWorker<U> {
         let Stored { bytes, verdicts } = match self.uploads.store(chunk) {
             Ok(stored) => stored,
             Err(report) => {
-                let _ = session.tell(LinkEvent::Report(report));
+                let _ = session.try_send(LinkEvent::Report(report));
                 return;
             }
         };
@@ -198,7 +198,7 @@ impl<U: Uploads> LinkWorker<U> {
         match self.owners.get_mut(&key) {
             Some(owner) => owner.absorbed(event),
             None => {
-                let _ = session.tell(event);
+                let _ = session.try_send(event);
             }
         }
     }
@@ -210,19 +210,19 @@ impl<U: Uploads> Handler<Box<dyn Link>> for LinkWorker<U> {
     fn command(&mut self, links: &mut LinkSet<Box<dyn Link>>, command: Command<U>) {
         match command {
             Command::Adopt { key, id, link, session } => {
-                let (expected, told, held) = (Vec::new(), Vec::new(), Vec::new());
-                self.owners.insert(key, Owner { link: id, session, expected, told, held });
+                let (expected, notified, unsent) = (Vec::new(), Vec::new(), Vec::new());
+                self.owners.insert(key, Owner { link: id, session, expected, notified, unsent });
                 links.insert(key, link);
             }
             Command::Do { task, session } => {
                 let report = self.uploads.run(task);
                 // A session that is gone needs no report.
-                let _ = session.tell(LinkEvent::Report(report));
+                let _ = session.try_send(LinkEvent::Report(report));
             }
             Command::Expect(key, upload) => {
                 // A session that was told of it already will say what is to be done.
                 let owner = self.owners.get_mut(&key);
-                if let Some(owner) = owner.filter(|owner| !owner.told.contains(&upload.tag)) {
+                if let Some(owner) = owner.filter(|owner| !owner.notified.contains(&upload.tag)) {
                     owner.expected.push(upload);
                 }
             }
@@ -233,12 +233,12 @@ impl<U: Uploads> Handler<Box<dyn Link>> for LinkWorker<U> {
             }
             Command::Kill { key, id, session } => {
                 if let Some(mut owner) = self.owners.remove(&key) {
-                    owner.tell_held();
+                    owner.flush_events();
                 }
                 if let Some(mut link) = links.remove(&key) {
                     link.abort(&mut Vec::new());
                 }
-                let _ = session.tell(LinkEvent::Dead { link: id, why: None });
+                let _ = session.try_send(LinkEvent::Dead { link: id, why: None });
             }
         }
     }
@@ -249,7 +249,7 @@ impl<U: Uploads> Handler<Box<dyn Link>> for LinkWorker<U> {
         let Some(owner) = self.owners.get_mut(&key) else { return };
         if let Some(upload) = owner.take(Tag(tag)) {
             self.absorb(key, upload);
-        } else if !owner.tell(Tag(tag)) {
+        } else if !owner.pass_on(Tag(tag)) {
             let dead = links.remove(&key);
             let error = FabricError::Protocol("too many notifications".into());
             drop(dead);
@@ -259,9 +259,9 @@ impl<U: Uploads> Handler<Box<dyn Link>> for LinkWorker<U> {
 
     fn lost(&mut self, key: LinkKey, _flushed: Vec<Completion>, error: FabricError) {
         if let Some(mut owner) = self.owners.remove(&key) {
-            owner.tell_held();
+            owner.flush_events();
             let Owner { link, session, .. } = owner;
-            let _ = session.tell(LinkEvent::Dead { link, why: Some(error) });
+            let _ = session.try_send(LinkEvent::Dead { link, why: Some(error) });
         }
     }
 }

@@ -2,7 +2,7 @@
 //! closed. Owns why some of it could not be sent. What the file takes of the limits of its client
 //! is given back behind its descriptor.
 
-use crate::host::{Found, Noted, ReadHost, SourceFolder};
+use crate::host::{FileRecord, HostFile, ReadHost, SourceFolder};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use verbatim_files::Source;
@@ -18,7 +18,7 @@ pub struct OpenedFile {
     /// Its path in the folder.
     pub(crate) path: WirePath,
     /// The path as the client names it, and since when it is open.
-    pub(crate) noted: Noted,
+    pub(crate) record: FileRecord,
     pub(crate) source: Source,
     /// Why some of it could not be sent.
     fault: OnceLock<Fault>,
@@ -46,7 +46,7 @@ impl OpenedFile {
     }
 
     /// Opens the file anew after a mismatch: a pinned window can be stale for ever.
-    pub(crate) fn again(&self, host: &impl ReadHost) -> Result<Source, Fault> {
+    pub(crate) fn reopen(&self, host: &impl ReadHost) -> Result<Source, Fault> {
         host.forget(self.source.identity());
         let anew = self.folder.open(&self.path)?;
         if anew.identity() != self.source.identity() {
@@ -67,7 +67,7 @@ pub(crate) fn open_all(
 ) -> Vec<(FileId, Result<Opened, Fault>)> {
     let until = Instant::now() + SETTLE_MAX;
     let open = |path: &WirePath| {
-        let Found { source, folder, path } = host.open(path)?;
+        let HostFile { source, folder, path } = host.open(path)?;
         let source = settle(source, until, || folder.open(&path))?;
         let survey = host.holes(&source, 0);
         Ok((folder, path, source, survey))
@@ -75,9 +75,9 @@ pub(crate) fn open_all(
     let open_one = |(request, guard): (OpenFile, Guard)| {
         let opened = open(&request.path).map(|(folder, path, source, survey)| {
             let (bytes, began) = (source.identity().size, Instant::now());
-            let noted = Noted { path: request.path, bytes, began };
+            let record = FileRecord { path: request.path, bytes, began };
             let fault = OnceLock::new();
-            (Arc::new(OpenedFile { folder, path, noted, source, fault, _guard: guard }), survey)
+            (Arc::new(OpenedFile { folder, path, record, source, fault, _guard: guard }), survey)
         });
         (request.file, opened)
     };

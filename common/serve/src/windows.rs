@@ -6,7 +6,7 @@
 //! Memory of a window is free again when the window was taken back from every device; then its
 //! slot is used again, or goes with the memory that it was lent.
 
-use crate::host::{ReadHost, Taken};
+use crate::host::{LeaseRecord, ReadHost};
 use crate::open_file::OpenedFile;
 use crate::rdma::pin_budget::Pin;
 use crate::rdma::registrations::{Offered, SessionDomain};
@@ -25,7 +25,7 @@ use verbatim_proto::{Code, Digest, Extent, Fault};
 
 /// Where small files are packed: a slot, made anew if there is none to use again, and the memory
 /// it takes.
-pub(crate) struct Packed {
+pub(crate) struct PackSlot {
     pub slot: Option<SharedSlot>,
     pub memory: Loan,
 }
@@ -35,17 +35,17 @@ pub struct Window {
     /// What takes it back from the client.
     pub(crate) number: u64,
     /// The slot that small files were packed into, to use again.
-    pub(crate) packed: Option<Packed>,
+    pub(crate) packed: Option<PackSlot>,
     /// The memory it takes, if it is a copy of a range that could not be registered itself.
     pub(crate) copied: Option<Loan>,
     /// What the client has of it.
-    pub(crate) taken: Taken,
+    pub(crate) lease: LeaseRecord,
 }
 
 impl Window {
     /// The same, of this file alone.
     pub(crate) fn of(mut self, file: Option<FileId>) -> Self {
-        self.taken.file = file;
+        self.lease.file = file;
         self
     }
 }
@@ -84,7 +84,7 @@ impl<H: ReadHost> WindowMaker<'_, H> {
     ) -> Result<(Offered, Option<Loan>, Vec<Digest>), Fault> {
         let Self { host, domain, cell, fresh } = *self;
         let open = open.ok_or_else(|| Fault::new(Code::Protocol, "no such file is open"))?;
-        let anew = if fresh { Some(open.again(host)?) } else { None };
+        let anew = if fresh { Some(open.reopen(host)?) } else { None };
         let source = anew.as_ref().unwrap_or(&open.source);
         let digests = host.digests(source, extent, cell, fresh)?;
         open.source.hand_out(extent, &digests);
@@ -111,7 +111,7 @@ impl<H: ReadHost> WindowMaker<'_, H> {
     /// without a device send from the files themselves.
     pub fn pack(
         &self,
-        packed: Packed,
+        packed: PackSlot,
         pieces: &[(Option<Arc<OpenedFile>>, Extent)],
         pin: Arc<Pin>,
     ) -> (Prepared, Option<Window>) {
@@ -145,7 +145,7 @@ impl<H: ReadHost> WindowMaker<'_, H> {
         };
         match domain.offer(memory, pin) {
             Ok(offered) => {
-                let packed = Packed { slot: Some(slot), memory: packed.memory };
+                let packed = PackSlot { slot: Some(slot), memory: packed.memory };
                 prepared(offered, Some(packed), None, (at as u64, answers))
             }
             Err(error) => {
@@ -166,7 +166,7 @@ impl<H: ReadHost> WindowMaker<'_, H> {
         from_files: &mut FromFiles,
     ) -> Result<Vec<Digest>, Fault> {
         if self.fresh {
-            return stage(slot, at, &open.again(self.host)?, extent);
+            return stage(slot, at, &open.reopen(self.host)?, extent);
         }
         let source = &open.source;
         if source.is_racy() {
@@ -181,13 +181,13 @@ impl<H: ReadHost> WindowMaker<'_, H> {
 /// What the machine is told of a window that was made, and what is kept of it.
 fn prepared(
     offered: Offered,
-    packed: Option<Packed>,
+    packed: Option<PackSlot>,
     copied: Option<Loan>,
     (bytes, pieces): (u64, Vec<Result<Vec<Digest>, Fault>>),
 ) -> (Prepared, Option<Window>) {
     let Offered { number, region, rails } = offered;
-    let taken = Taken { file: None, bytes, leased: Instant::now() };
-    let window = Window { number, packed, copied, taken };
+    let lease = LeaseRecord { file: None, bytes, leased: Instant::now() };
+    let window = Window { number, packed, copied, lease };
     (Prepared { region: Some(region), rails, pieces }, Some(window))
 }
 

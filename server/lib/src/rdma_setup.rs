@@ -3,7 +3,7 @@
 //! imports the other; the server calls it once.
 
 use crate::config;
-use crate::rdma::pin_budget::Pins;
+use crate::rdma::pin_budget::PinBudget;
 use crate::rdma::rails::Rdma;
 use std::sync::Arc;
 use verbatim_fabric::ports::{Hints, Wish};
@@ -41,7 +41,7 @@ pub(crate) fn rails_of(table: &config::Rdma) -> Rdma {
         copied_windows_max: ((u64::from(table.send_buffer_mb) << 20) / WINDOW_BYTES) as usize,
         upload_bytes_max: u64::from(table.recv_buffer_mb) << 20,
         write_into_files: table.write_into_files,
-        pins: Some(Pins::new(u64::from(table.pin_budget_mb) << 20, pinned_bytes_max)),
+        pins: Some(PinBudget::new(u64::from(table.pin_budget_mb) << 20, pinned_bytes_max)),
         devices: Arc::default(),
     }
 }

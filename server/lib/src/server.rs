@@ -153,7 +153,7 @@ impl Server {
             address: Some(server.address()),
             fingerprint: fingerprint.to_string(),
             certificate_end,
-            no_rdma: server.services.rdma.missing(),
+            no_rdma: server.services.rdma.unavailable(),
         };
         server.services.observatory.describe(about);
         Ok(server)

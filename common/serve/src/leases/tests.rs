@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::event_port::EventPort;
-use crate::host::{Found, Noted, SourceFolder, Taken};
+use crate::host::{FileRecord, HostFile, LeaseRecord, SourceFolder};
 use crate::jobs::{JobLimits, Panicked};
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -61,10 +61,10 @@ struct Host {
 }
 
 impl ReadHost for Host {
-    fn open(&self, path: &WirePath) -> Result<Found, Fault> {
+    fn open(&self, path: &WirePath) -> Result<HostFile, Fault> {
         let source = self.folder.open(path)?;
         *self.opened.lock().unwrap() = Arc::downgrade(source.file());
-        Ok(Found { source, folder: self.folder.clone(), path: path.clone() })
+        Ok(HostFile { source, folder: self.folder.clone(), path: path.clone() })
     }
 
     fn digests(
@@ -101,9 +101,9 @@ impl ReadObserver for Host {
 
     fn over(&self, _file: FileId) {}
 
-    fn log(&self, _of: &Noted, _answer: Result<(), &Fault>) {}
+    fn log(&self, _of: &FileRecord, _answer: Result<(), &Fault>) {}
 
-    fn taken(&self, window: &Taken) {
+    fn window_returned(&self, window: &LeaseRecord) {
         *self.bytes_taken.lock().unwrap() += window.bytes;
     }
 
@@ -129,7 +129,7 @@ impl Pace for Gate {
         !self.is_shut
     }
 
-    fn gave_back(&self, _bytes: u64) {}
+    fn refund(&self, _bytes: u64) {}
 }
 
 /// Says, when it is dropped, whether a file was closed by then.
@@ -287,7 +287,7 @@ async fn a_window_of_a_client_that_owes_is_made_when_it_may_go_on() {
     assert_eq!(scene.lease().await, None);
     assert!(!scene.service.waits(), "there is memory for it");
     scene.pace.is_shut = false;
-    scene.service.go_on(&scene.pace);
+    scene.service.lease_deferred(&scene.pace);
     assert!(scene.lease().await.is_some());
 }
 

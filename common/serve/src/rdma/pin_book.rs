@@ -15,7 +15,7 @@ const WINDOWS_AT_A_TIME: u64 = 4;
 
 /// The account.
 #[derive(Debug)]
-pub(crate) struct Book {
+pub(crate) struct PinBook {
     budget: u64,
     /// What one client may hold, however much is free.
     client_max: u64,
@@ -42,7 +42,7 @@ impl Client {
     }
 }
 
-impl Book {
+impl PinBook {
     /// An account of so many bytes, of which one client may hold so many.
     pub fn new(budget: u64, client_max: u64) -> Self {
         let clients = BTreeMap::new();
@@ -168,7 +168,7 @@ mod tests {
     const GRAIN: u64 = MIB / 4;
 
     /// Asks for windows until there are no more; returns how much it has.
-    fn fill(book: &mut Book, id: u64) -> u64 {
+    fn fill(book: &mut PinBook, id: u64) -> u64 {
         let mut got = 0;
         loop {
             let bytes = book.window_bytes(id, 1, GRAIN, 16 * MIB);
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn one_client_holds_no_more_than_it_may_however_much_is_free() {
-        let mut book = Book::new(4096 * MIB, 64 * MIB);
+        let mut book = PinBook::new(4096 * MIB, 64 * MIB);
         assert!(book.admit(1, MIB) && book.admit(2, MIB));
         assert!(book.ask(1, 4096), "a page");
         assert_eq!(fill(&mut book, 1), 48 * MIB, "windows of 16 MiB beside the page");
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn one_client_alone_gets_most_and_has_several_windows() {
-        let mut book = Book::new(8 * MIB, u64::MAX);
+        let mut book = PinBook::new(8 * MIB, u64::MAX);
         assert!(book.admit(1, MIB));
         assert_eq!(book.window_bytes(1, 1, GRAIN, 16 * MIB), MIB);
         let got = fill(&mut book, 1);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_newcomer_gets_something_although_the_first_gives_nothing_back() {
-        let mut book = Book::new(64 * MIB, u64::MAX);
+        let mut book = PinBook::new(64 * MIB, u64::MAX);
         assert!(book.admit(1, MIB));
         let hog = fill(&mut book, 1);
         assert!(hog > 24 * MIB, "{hog}");
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn many_who_come_at_once_are_let_in_and_owed_their_floor() {
-        let mut book = Book::new(16 * MIB, u64::MAX);
+        let mut book = PinBook::new(16 * MIB, u64::MAX);
         assert!(book.admit(0, MIB));
         let hog = fill(&mut book, 0);
         assert!((1..16).all(|id| book.admit(id, MIB)), "their floors fit");
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn shares_even_out_as_windows_are_given_back() {
-        let mut book = Book::new(100 * MIB, u64::MAX);
+        let mut book = PinBook::new(100 * MIB, u64::MAX);
         let mut held: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for id in 0..4 {
             assert!(book.admit(id, MIB));
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn more_clients_than_floors_are_turned_away_and_let_in_later() {
-        let mut book = Book::new(8 * MIB, u64::MAX);
+        let mut book = PinBook::new(8 * MIB, u64::MAX);
         assert!((0..8).all(|id| book.admit(id, MIB)));
         assert!(!book.admit(8, MIB));
         assert!((0..8).all(|id| fill(&mut book, id) == MIB), "a floor is not held back");
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_floor_grows_with_the_rails_and_a_window_on_all_of_them_fits_it() {
-        let mut book = Book::new(8 * MIB, u64::MAX);
+        let mut book = PinBook::new(8 * MIB, u64::MAX);
         assert!(book.admit(1, MIB) && book.admit(2, MIB));
         assert!(book.set_floor(1, 4 * MIB));
         assert!(!book.set_floor(2, 5 * MIB), "more than all floors may be");
@@ -296,7 +296,7 @@ mod tests {
                 random % below
             };
             let budget = MIB * (4 + roll(200));
-            let mut book = Book::new(budget, u64::MAX);
+            let mut book = PinBook::new(budget, u64::MAX);
             let mut held: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
             for _ in 0..500 {
                 let id = roll(20);

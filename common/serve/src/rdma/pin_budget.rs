@@ -4,7 +4,7 @@
 //! file has the lock, the bells, and what the system allows at most. It registers
 //! nothing itself: sessions do, with a pin in hand.
 
-use crate::rdma::pin_book::Book;
+use crate::rdma::pin_book::PinBook;
 use rustix::process::{Resource, getrlimit};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,29 +15,29 @@ use verbatim_fabric::proof::PROOF_PAGE_BYTES;
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, WINDOW_BYTES};
 
 /// The budget of one server.
-pub struct Pins {
-    state: Mutex<State>,
-    limit: Limit,
+pub struct PinBudget {
+    state: Mutex<BudgetState>,
+    limit: BudgetLimit,
 }
 
-struct State {
-    book: Book,
+struct BudgetState {
+    book: PinBook,
     next_client: u64,
     /// How those who wait are told that there is more.
-    bells: HashMap<u64, Bell>,
+    notifiers: HashMap<u64, Notify>,
     /// When each last took or gave something back, or used what it has.
     moved: HashMap<u64, Instant>,
 }
 
-type Bell = Arc<dyn Fn(Ring) + Send + Sync>;
+type Notify = Arc<dyn Fn(PinEvent) + Send + Sync>;
 
 /// What a client's session is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ring {
+pub enum PinEvent {
     /// Something that was refused may be had.
-    Free,
+    Available,
     /// It has had more than its own for too long while others wait: it must end.
-    Hoards,
+    Hoarding,
 }
 
 /// How long somebody may wait with nothing in hand while another keeps more than his own.
@@ -45,21 +45,21 @@ const HOARD_MAX: Duration = Duration::from_secs(15);
 
 /// What bounds the budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Limit {
+enum BudgetLimit {
     Configured,
     Memlock,
 }
 
-impl Pins {
+impl PinBudget {
     /// A budget of so many bytes, or of what the system lets this process pin, if that is less;
     /// one client may have so many of them.
     pub fn new(configured: u64, client_max: u64) -> Arc<Self> {
         let memlock = getrlimit(Resource::Memlock).current.filter(|_| !is_exempt());
         let (budget, limit) = bounded(configured, memlock);
-        let state = State {
-            book: Book::new(budget, client_max),
+        let state = BudgetState {
+            book: PinBook::new(budget, client_max),
             next_client: 0,
-            bells: HashMap::new(),
+            notifiers: HashMap::new(),
             moved: HashMap::new(),
         };
         Arc::new(Self { state: Mutex::new(state), limit })
@@ -75,8 +75,8 @@ impl Pins {
     pub fn admit(
         self: &Arc<Self>,
         slot_bytes: u64,
-        bell: impl Fn(Ring) + Send + Sync + 'static,
-    ) -> Result<Share, FabricError> {
+        on_pin_event: impl Fn(PinEvent) + Send + Sync + 'static,
+    ) -> Result<ClientPins, FabricError> {
         let floor = floor_bytes(slot_bytes);
         let mut state = self.state();
         let id = state.next_client;
@@ -84,22 +84,22 @@ impl Pins {
             return Err(self.refusal(&state.book));
         }
         state.next_client += 1;
-        state.bells.insert(id, Arc::new(bell));
+        state.notifiers.insert(id, Arc::new(on_pin_event));
         drop(state);
         let account = Account { pins: self.clone(), id, floor, rails: AtomicU64::new(1) };
-        Ok(Share(Arc::new(account)))
+        Ok(ClientPins(Arc::new(account)))
     }
 
-    fn refusal(&self, book: &Book) -> FabricError {
+    fn refusal(&self, book: &PinBook) -> FabricError {
         let what = "the server can pin nothing more";
         let (allowed, clients) = (size(book.budget()), book.client_count());
         match self.limit {
-            Limit::Memlock => FabricError::device(
+            BudgetLimit::Memlock => FabricError::device(
                 what,
                 format!("its memlock limit allows {allowed}, and {clients} clients share that"),
                 "raise it: ulimit -l unlimited, or LimitMEMLOCK=infinity in the service",
             ),
-            Limit::Configured => FabricError::device(
+            BudgetLimit::Configured => FabricError::device(
                 what,
                 format!("its budget is {allowed}, and {clients} clients share that"),
                 "raise rdma.pin_budget_mb in its configuration, or come back later",
@@ -107,33 +107,33 @@ impl Pins {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BudgetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the book, and rings the bells of those whom that helps, without the lock.
-    fn change(&self, change: impl FnOnce(&mut Book) -> Vec<u64>) {
+    fn change(&self, change: impl FnOnce(&mut PinBook) -> Vec<u64>) {
         let mut state = self.state();
         let waiting = change(&mut state.book);
-        let bells: Vec<Bell> =
-            waiting.iter().filter_map(|id| state.bells.get(id).cloned()).collect();
+        let notifiers: Vec<Notify> =
+            waiting.iter().filter_map(|id| state.notifiers.get(id).cloned()).collect();
         drop(state);
-        bells.iter().for_each(|bell| bell(Ring::Free));
+        notifiers.iter().for_each(|notify| notify(PinEvent::Available));
     }
 }
 
 /// One client's part of the budget.
-pub struct Share(Arc<Account>);
+pub struct ClientPins(Arc<Account>);
 
 struct Account {
-    pins: Arc<Pins>,
+    pins: Arc<PinBudget>,
     id: u64,
     /// What is enough on one rail.
     floor: u64,
     rails: AtomicU64,
 }
 
-impl Share {
+impl ClientPins {
     /// What nobody else can take: enough for some windows, a pack of small files or one slot.
     pub fn floor(&self) -> u64 {
         self.0.floor * self.0.rails.load(Ordering::Relaxed)
@@ -175,10 +175,10 @@ impl Share {
         let others = state.book.above_floor().filter(|&id| id != self.0.id);
         let oldest = others.min_by_key(since);
         let hoarder = oldest.filter(|id| now.saturating_duration_since(since(id)) > HOARD_MAX);
-        let bell = hoarder.and_then(|id| state.bells.get(&id).cloned());
+        let notify = hoarder.and_then(|id| state.notifiers.get(&id).cloned());
         drop(state);
-        if let Some(bell) = bell {
-            bell(Ring::Hoards);
+        if let Some(notify) = notify {
+            notify(PinEvent::Hoarding);
         }
     }
 
@@ -191,7 +191,7 @@ impl Share {
 impl Drop for Account {
     fn drop(&mut self) {
         let mut state = self.pins.state();
-        state.bells.remove(&self.id);
+        state.notifiers.remove(&self.id);
         state.moved.remove(&self.id);
         let (held_bytes, peak_bytes) = state.book.held();
         drop(state);
@@ -234,10 +234,10 @@ fn size(bytes: u64) -> String {
 }
 
 /// The smaller bound. An eighth of the memlock limit is left to the queues of the devices.
-fn bounded(configured: u64, memlock: Option<u64>) -> (u64, Limit) {
+fn bounded(configured: u64, memlock: Option<u64>) -> (u64, BudgetLimit) {
     match memlock.map(|limit| limit - limit / 8) {
-        Some(allowed) if allowed < configured => (allowed, Limit::Memlock),
-        _ => (configured, Limit::Configured),
+        Some(allowed) if allowed < configured => (allowed, BudgetLimit::Memlock),
+        _ => (configured, BudgetLimit::Configured),
     }
 }
 
@@ -257,20 +257,20 @@ mod tests {
 
     #[test]
     fn the_smaller_of_both_bounds_is_the_budget() {
-        assert_eq!(bounded(100, None), (100, Limit::Configured));
-        assert_eq!(bounded(100, Some(1000)), (100, Limit::Configured));
-        assert_eq!(bounded(1000, Some(80)), (70, Limit::Memlock));
+        assert_eq!(bounded(100, None), (100, BudgetLimit::Configured));
+        assert_eq!(bounded(100, Some(1000)), (100, BudgetLimit::Configured));
+        assert_eq!(bounded(1000, Some(80)), (70, BudgetLimit::Memlock));
     }
 
     #[test]
     fn what_is_given_back_rings_the_bell_of_who_waits() {
-        let pins = Pins::new(4 << 20, u64::MAX);
+        let pins = PinBudget::new(4 << 20, u64::MAX);
         let rung = Arc::new(AtomicU32::new(0));
-        let bell = rung.clone();
+        let count = rung.clone();
         let first = pins.admit(1 << 20, |_| ()).expect("room");
         let ring = move |ring| {
-            assert_eq!(ring, Ring::Free);
-            bell.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(ring, PinEvent::Available);
+            count.fetch_add(1, Ordering::Relaxed);
         };
         let second = pins.admit(1 << 20, ring);
         let second = second.expect("room");
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn who_got_no_device_leaves_his_floor_to_others() {
-        let pins = Pins::new(floor_bytes(1 << 20), u64::MAX);
+        let pins = PinBudget::new(floor_bytes(1 << 20), u64::MAX);
         let first = pins.admit(1 << 20, |_| ()).expect("room");
         assert!(pins.admit(1 << 20, |_| ()).is_err(), "room for one");
         first.serve_rails(0).expect("less always fits");
@@ -300,11 +300,11 @@ mod tests {
 
     #[test]
     fn who_keeps_more_than_his_own_while_others_wait_is_told_to_end() {
-        let pins = Pins::new(8 << 20, u64::MAX);
+        let pins = PinBudget::new(8 << 20, u64::MAX);
         let told = Arc::new(AtomicU32::new(0));
-        let bell = told.clone();
+        let count = told.clone();
         let ring = move |ring| {
-            bell.fetch_add(u32::from(ring == Ring::Hoards), Ordering::Relaxed);
+            count.fetch_add(u32::from(ring == PinEvent::Hoarding), Ordering::Relaxed);
         };
         let hog = pins.admit(1 << 20, ring).expect("room");
         let _held: Vec<Pin> = std::iter::from_fn(|| hog.pin(1 << 18)).collect();
@@ -317,11 +317,11 @@ mod tests {
 
     #[test]
     fn who_uses_what_he_has_is_no_hoarder_and_nobody_ends_himself() {
-        let pins = Pins::new(8 << 20, u64::MAX);
+        let pins = PinBudget::new(8 << 20, u64::MAX);
         let ends = Arc::new(AtomicU32::new(0));
-        let bell = ends.clone();
+        let count = ends.clone();
         let ring = move |ring| {
-            bell.fetch_add(u32::from(ring == Ring::Hoards), Ordering::Relaxed);
+            count.fetch_add(u32::from(ring == PinEvent::Hoarding), Ordering::Relaxed);
         };
         // It has all slots it may have, wants more, and fills them again and again.
         let uploader = pins.admit(1 << 20, ring).expect("room");
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn one_too_many_is_told_what_to_raise() {
-        let pins = Pins::new(floor_bytes(0), u64::MAX);
+        let pins = PinBudget::new(floor_bytes(0), u64::MAX);
         let _first = pins.admit(0, |_| ()).expect("room");
         let error = pins.admit(0, |_| ()).err().expect("no room for two");
         assert!(error.to_string().contains("its budget is 1 MiB"), "{error}");

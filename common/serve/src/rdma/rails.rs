@@ -2,7 +2,7 @@
 //! about that when the server starts. What one client has of it is in `registrations`.
 
 use crate::rdma::devices::Devices;
-use crate::rdma::pin_budget::Pins;
+use crate::rdma::pin_budget::PinBudget;
 use std::net::IpAddr;
 use std::sync::Arc;
 use verbatim_fabric::FabricError;
@@ -28,7 +28,7 @@ pub struct Rdma {
     /// Whether uploads may be written straight into temporary files.
     pub write_into_files: bool,
     /// What all clients together may have.
-    pub pins: Option<Arc<Pins>>,
+    pub pins: Option<Arc<PinBudget>>,
     /// What is open of it.
     pub devices: Arc<Devices>,
 }
@@ -57,15 +57,15 @@ impl Rdma {
     }
 
     /// The budget of all clients; an error where the server may pin nothing.
-    pub fn pins(&self) -> Result<&Arc<Pins>, FabricError> {
+    pub fn pins(&self) -> Result<&Arc<PinBudget>, FabricError> {
         self.pins.as_ref().ok_or_else(|| FabricError::Limit("the server may pin nothing".into()))
     }
 
     /// Why there is none for clients, if there is none.
-    pub fn missing(&self) -> Option<Missing> {
+    pub fn unavailable(&self) -> Option<RdmaUnavailable> {
         let error = self.places(None).err()?;
         let hint = error.hint().map(str::to_owned);
-        Some(Missing { disabled: !self.enable, text: error.to_string(), hint })
+        Some(RdmaUnavailable { disabled: !self.enable, text: error.to_string(), hint })
     }
 
     /// What all sessions together may pin.
@@ -106,7 +106,7 @@ impl Rdma {
 
 /// Why there is no RDMA, and what to do about it.
 #[derive(Clone, Debug)]
-pub struct Missing {
+pub struct RdmaUnavailable {
     /// Whether it was switched off.
     pub disabled: bool,
     /// The reason.

@@ -5,7 +5,7 @@
 //! only where that link ends. Which rail a client's port is served from is decided
 //! once, by its address. Used by sessions; the budget is that of `pin_budget`.
 
-use crate::rdma::pin_budget::{Pin, Ring, Share};
+use crate::rdma::pin_budget::{ClientPins, Pin, PinEvent};
 use crate::rdma::rails::Rdma;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -28,7 +28,7 @@ pub struct SessionDomain {
     devices: RwLock<Vec<Device>>,
     /// What is registered. Behind `devices`: pins are given back after regions are gone.
     regions: Mutex<Regions>,
-    share: OnceLock<Share>,
+    client_pins: OnceLock<ClientPins>,
 }
 
 /// A device that a session is served from.
@@ -43,11 +43,11 @@ struct Device {
 #[derive(Default)]
 struct Regions {
     next: u64,
-    held: HashMap<u64, Held>,
+    registered: HashMap<u64, Registration>,
 }
 
 /// Where memory is registered, and what it takes of the budget.
-struct Held {
+struct Registration {
     soft_key: Option<u64>,
     /// Rail and key.
     keys: Vec<(usize, u64)>,
@@ -65,7 +65,7 @@ pub struct Offered {
 }
 
 /// What a link is wanted for.
-pub struct Wanted {
+pub struct LinkRequirements {
     /// Our address, as the client reached it.
     pub local: Option<IpAddr>,
     /// The length of its upload slots: where none can be pinned, the client is told why.
@@ -75,7 +75,7 @@ pub struct Wanted {
 }
 
 /// The server's half of a link.
-pub struct Half {
+pub struct ConnectedQp {
     /// The queue pair, connected to that of the client.
     pub link: Box<dyn Link>,
     /// What the client is told.
@@ -103,8 +103,10 @@ impl SessionDomain {
 
     /// How many regions the client may name.
     pub fn region_count(&self) -> u64 {
-        let named = |held: &&Held| held.soft_key.is_some() || !held.keys.is_empty();
-        self.regions().held.values().filter(named).count() as u64
+        let named = |registration: &&Registration| {
+            registration.soft_key.is_some() || !registration.keys.is_empty()
+        };
+        self.regions().registered.values().filter(named).count() as u64
     }
 
     /// Bytes that are pinned for it, once for each rail.
@@ -117,23 +119,23 @@ impl SessionDomain {
     pub fn join(
         &self,
         rdma: &Rdma,
-        wanted: &Wanted,
+        requirements: &LinkRequirements,
         gid: [u8; 16],
-        bell: impl Fn(Ring) + Send + Sync + 'static,
+        on_pin_event: impl Fn(PinEvent) + Send + Sync + 'static,
     ) -> Result<u16, FabricError> {
         let serves = |device: &Device| device.peers.contains(&gid);
         if let Some(rail) = self.devices().iter().position(serves) {
             return Ok(rail as u16);
         }
         // Before the lock, which workers wait for: all that the machine has is looked at.
-        let places = rdma.places(wanted.local)?;
+        let places = rdma.places(requirements.local)?;
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-        let place = pair(&places, &devices, &gid);
+        let place = nearest_port(&places, &devices, &gid);
         let same = |it: &Device| (&it.place.device, it.place.port) == (&place.device, place.port);
         let rail = devices.iter().position(same).unwrap_or(devices.len());
         if rail == devices.len() {
-            let share = self.share(rdma, wanted.slot_bytes, bell)?;
-            devices.push(self.open(rdma, place.clone(), share, rail + 1)?);
+            let pins = self.client_pins(rdma, requirements.slot_bytes, on_pin_event)?;
+            devices.push(self.open(rdma, place.clone(), pins, rail + 1)?);
         }
         devices[rail].peers.push(gid);
         Ok(rail as u16)
@@ -144,18 +146,18 @@ impl SessionDomain {
     pub fn connect(
         &self,
         rdma: &Rdma,
-        wanted: &Wanted,
+        requirements: &LinkRequirements,
         rail: u16,
         peer: &Address,
-    ) -> Result<Half, FabricError> {
+    ) -> Result<ConnectedQp, FabricError> {
         let at = |device: &Device| (device.domain.clone(), device.place.clone());
         let (domain, mut place) = at(&self.devices()[usize::from(rail)]);
         let find = |known: &Place| {
             let same = |it: &Place| (&it.device, it.port) == (&known.device, known.port);
-            Ok(rdma.places(wanted.local)?.into_iter().find(same))
+            Ok(rdma.places(requirements.local)?.into_iter().find(same))
         };
         let endpoint = VerbsEndpoint::at(&domain, &mut place, rdma.options, find)?;
-        let endpoint = endpoint.by_gid(wanted.by_gid);
+        let endpoint = endpoint.by_gid(requirements.by_gid);
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
         let device = &mut devices[usize::from(rail)];
         device.place = place;
@@ -163,20 +165,20 @@ impl SessionDomain {
         drop(devices);
         let mut address = endpoint.address().to_bytes().to_vec();
         address.extend(proof.iter().flat_map(Proof::to_bytes));
-        Ok(Half { link: Box::new(endpoint.connect(peer)?), address, rail })
+        Ok(ConnectedQp { link: Box::new(endpoint.connect(peer)?), address, rail })
     }
 
-    fn share(
+    fn client_pins(
         &self,
         rdma: &Rdma,
         slot_bytes: u64,
-        bell: impl Fn(Ring) + Send + Sync + 'static,
-    ) -> Result<&Share, FabricError> {
-        if let Some(share) = self.share.get() {
-            return Ok(share);
+        on_pin_event: impl Fn(PinEvent) + Send + Sync + 'static,
+    ) -> Result<&ClientPins, FabricError> {
+        if let Some(pins) = self.client_pins.get() {
+            return Ok(pins);
         }
-        let share = rdma.pins()?.admit(slot_bytes, bell)?;
-        Ok(self.share.get_or_init(|| share))
+        let pins = rdma.pins()?.admit(slot_bytes, on_pin_event)?;
+        Ok(self.client_pins.get_or_init(|| pins))
     }
 
     /// Opens the device of another rail.
@@ -184,28 +186,28 @@ impl SessionDomain {
         &self,
         rdma: &Rdma,
         place: Place,
-        share: &Share,
+        pins: &ClientPins,
         rails: usize,
     ) -> Result<Device, FabricError> {
         // What is registered by now has no name there.
         if self.soft.region_count() > 0 || rails > RAILS_MAX {
             return Err(FabricError::Limit("the session began without this device".into()));
         }
-        share.serve_rails(rails)?;
-        let bytes = share.floor() / rails as u64;
+        pins.serve_rails(rails)?;
+        let bytes = pins.floor() / rails as u64;
         let opened = rdma.devices.domain(&place, rdma.limits).and_then(|domain| {
             // Where there is no room to try, others have shown that it works.
-            let trial = share.pin(bytes).map(|pin| (domain.try_pinning(bytes as usize), pin));
+            let trial = pins.pin(bytes).map(|pin| (domain.try_pinning(bytes as usize), pin));
             trial.map_or(Ok(()), |(tried, _pin)| tried).map(|()| domain)
         });
         match opened {
             Ok(domain) => {
-                tell(&place);
+                log_choice(&place);
                 Ok(Device { place, domain, proof: None, peers: Vec::new() })
             }
             Err(error) => {
                 // Fewer always fit.
-                let _ = share.serve_rails(rails - 1);
+                let _ = pins.serve_rails(rails - 1);
                 Err(error)
             }
         }
@@ -215,11 +217,11 @@ impl SessionDomain {
     /// None while not even that may be pinned.
     fn proof(&self, device: &mut Device) -> Result<Option<Proof>, FabricError> {
         if device.proof.is_none()
-            && let Some(pin) = self.share.get().and_then(|it| it.pin(PROOF_PAGE_BYTES as u64))
+            && let Some(pin) = self.client_pins.get().and_then(|it| it.pin(PROOF_PAGE_BYTES as u64))
         {
             device.proof = Some(Proof::offer(&*device.domain)?);
             // It goes with the domain.
-            self.hold(None, Vec::new(), Arc::new(pin));
+            self.record(None, Vec::new(), Arc::new(pin));
         }
         Ok(device.proof)
     }
@@ -228,14 +230,15 @@ impl SessionDomain {
     /// rails. None means: the bell will ring. Without a device nothing is pinned.
     pub fn pin_window(&self, bytes: u64) -> Option<Arc<Pin>> {
         let rails = self.devices().len() as u64;
-        let pin = self.share.get().map_or_else(|| Some(Pin::none()), |it| it.pin(bytes * rails));
+        let pin =
+            self.client_pins.get().map_or_else(|| Some(Pin::none()), |it| it.pin(bytes * rails));
         pin.map(Arc::new)
     }
 
     /// The same for a slot of a link that ends at this rail, or at none.
     pub fn pin_slot(&self, rail: Option<u16>, bytes: u64) -> Option<Arc<Pin>> {
-        let pin = match (self.share.get(), rail) {
-            (Some(share), Some(_)) => share.pin(bytes),
+        let pin = match (self.client_pins.get(), rail) {
+            (Some(pins), Some(_)) => pins.pin(bytes),
             _ => Some(Pin::none()),
         };
         pin.map(Arc::new)
@@ -243,22 +246,22 @@ impl SessionDomain {
 
     /// The client used a slot it has: who does is no hoarder.
     pub fn used_slot(&self) {
-        if let Some(share) = self.share.get() {
-            share.used(Instant::now());
+        if let Some(pins) = self.client_pins.get() {
+            pins.used(Instant::now());
         }
     }
 
     /// The client has waited for a while, with nothing in hand: another may have to go.
     pub fn evict(&self) {
-        if let Some(share) = self.share.get() {
-            share.evict(Instant::now());
+        if let Some(pins) = self.client_pins.get() {
+            pins.evict(Instant::now());
         }
     }
 
     /// How long windows should be now.
     pub fn window_bytes(&self) -> u64 {
         let rails = self.devices().len().max(1) as u64;
-        self.share.get().map_or(WINDOW_BYTES, |share| share.window_bytes(rails))
+        self.client_pins.get().map_or(WINDOW_BYTES, |pins| pins.window_bytes(rails))
     }
 
     /// Offers memory to links of all rails, and to those without a device.
@@ -269,7 +272,7 @@ impl SessionDomain {
             match device.domain.register(memory.clone()) {
                 Ok(handle) => names.push(handle),
                 Err(error) => {
-                    take_names(&devices, &names);
+                    deregister_names(&devices, &names);
                     // A file may be copied instead; what is a copy already is left to TCP: the
                     // client's queue pairs fail on the name, and it asks for other links.
                     if matches!(memory, Memory::File(_)) {
@@ -285,7 +288,7 @@ impl SessionDomain {
             None => self.soft.register(memory)?,
             Some(&first) => {
                 if let Err(error) = self.soft.register_as(first, memory) {
-                    take_names(&devices, &names);
+                    deregister_names(&devices, &names);
                     return Err(error);
                 }
                 first
@@ -294,7 +297,7 @@ impl SessionDomain {
         let name = |rail: usize| region(*names.get(rail).unwrap_or(&first));
         let rails = (1..devices.len()).map(name).collect();
         let keys = names.iter().map(|handle| handle.key).enumerate().collect();
-        let number = self.hold(Some(first.key), keys, pin);
+        let number = self.record(Some(first.key), keys, pin);
         Ok(Offered { number, region: region(first), rails })
     }
 
@@ -317,28 +320,28 @@ impl SessionDomain {
                 (handle, Some(handle.key), Vec::new())
             }
         };
-        let number = self.hold(soft_key, keys, pin);
+        let number = self.record(soft_key, keys, pin);
         Ok(Offered { number, region: region(handle), rails: Vec::new() })
     }
 
     /// Takes memory back from all links; whether every device has let go of it.
     pub fn take_back(&self, number: u64) -> bool {
-        let held = self.regions().held.remove(&number);
-        let Some(held) = held else { return true };
-        if let Some(key) = held.soft_key {
+        let registration = self.regions().registered.remove(&number);
+        let Some(registration) = registration else { return true };
+        if let Some(key) = registration.soft_key {
             self.soft.deregister(key);
         }
         let devices = self.devices();
         let end = |&(rail, key): &(usize, u64)| devices[rail].domain.end_region(key);
         // All of them, also behind one that could not be ended.
-        held.keys.iter().filter(|named| !end(named)).count() == 0
+        registration.keys.iter().filter(|named| !end(named)).count() == 0
     }
 
-    fn hold(&self, soft_key: Option<u64>, keys: Vec<(usize, u64)>, pin: Arc<Pin>) -> u64 {
+    fn record(&self, soft_key: Option<u64>, keys: Vec<(usize, u64)>, pin: Arc<Pin>) -> u64 {
         let mut regions = self.regions();
         regions.next += 1;
         let number = regions.next;
-        regions.held.insert(number, Held { soft_key, keys, _pin: pin });
+        regions.registered.insert(number, Registration { soft_key, keys, _pin: pin });
         number
     }
 
@@ -360,7 +363,7 @@ pub fn check_released(released: bool) -> Result<(), Fault> {
 }
 
 /// Takes back what was registered with the first devices.
-fn take_names(devices: &[Device], names: &[RegionHandle]) {
+fn deregister_names(devices: &[Device], names: &[RegionHandle]) {
     for (device, handle) in devices.iter().zip(names) {
         device.domain.deregister(handle.key);
     }
@@ -372,7 +375,7 @@ fn region(handle: RegionHandle) -> Region {
 
 /// The place that serves a port of the client: the same port, else one of the same network, and
 /// of those the one that serves the fewest; then the best.
-fn pair<'p>(places: &'p [Place], devices: &[Device], peer: &[u8; 16]) -> &'p Place {
+fn nearest_port<'p>(places: &'p [Place], devices: &[Device], peer: &[u8; 16]) -> &'p Place {
     let serves = |place: &Place| {
         let same = |it: &&Device| (&it.place.device, it.place.port) == (&place.device, place.port);
         devices.iter().find(same).map_or(0, |device| device.peers.len())
@@ -390,7 +393,7 @@ fn nearness(ours: &[u8; 16], peer: &[u8; 16]) -> u8 {
 }
 
 /// Says what was chosen, and why.
-fn tell(place: &Place) {
+fn log_choice(place: &Place) {
     let Place { device, port, gid, why, .. } = place;
     let (gid_index, address, kind) = (gid.index, gid.ip(), gid.kind);
     tracing::info!(device, port, gid_index, %address, %kind, why, "RDMA port chosen");
@@ -414,7 +417,7 @@ mod tests {
         assert_eq!(domain.soft.region_count(), 2);
         domain.take_back(offered.number);
         domain.take_back(upload.number);
-        assert_eq!((domain.soft.region_count(), domain.regions().held.len()), (0, 0));
+        assert_eq!((domain.soft.region_count(), domain.regions().registered.len()), (0, 0));
     }
 
     fn gid(ip: &str) -> [u8; 16] {
@@ -441,7 +444,7 @@ mod tests {
     #[test]
     fn a_port_is_served_from_its_own_network() {
         let places = [place("mlx5_0", "10.0.0.1"), place("mlx5_1", "10.0.1.1")];
-        let served = |ip: &str| pair(&places, &[], &gid(ip)).device.clone();
+        let served = |ip: &str| nearest_port(&places, &[], &gid(ip)).device.clone();
         assert_eq!(served("10.0.1.77"), "mlx5_1");
         assert_eq!(served("10.0.0.77"), "mlx5_0");
         assert_eq!(served("10.0.1.1"), "mlx5_1", "one machine, one port");

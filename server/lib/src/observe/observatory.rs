@@ -11,7 +11,7 @@ use crate::observe::counters::{Counters, lock, seconds};
 use crate::observe::health_poll::Survey;
 use crate::observe::history::{History, STEP_SECONDS};
 use crate::observe::session_stats::{Guest, View, Views};
-use crate::rdma::rails::{Missing, Rdma};
+use crate::rdma::rails::{Rdma, RdmaUnavailable};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -59,7 +59,7 @@ pub(crate) struct About {
     /// When the certificate ends, in seconds since 1970.
     pub certificate_end: Option<f64>,
     /// Why clients are served over TCP.
-    pub no_rdma: Option<Missing>,
+    pub no_rdma: Option<RdmaUnavailable>,
 }
 
 impl Observatory {

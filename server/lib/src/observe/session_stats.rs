@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use verbatim_proto::message::{FileId, Verdict as Stored};
 use verbatim_proto::{Code, Fault, WirePath};
-pub(crate) use verbatim_serve::host::Noted;
-use verbatim_serve::host::Taken;
+pub(crate) use verbatim_serve::host::FileRecord;
+use verbatim_serve::host::LeaseRecord;
 use verbatim_telemetry::labels::{
     Direction, Fallback, Operation, Outcome, Spared, Step, Transport, Verdict,
 };
@@ -153,7 +153,7 @@ impl View {
     }
 
     /// Logs a file that is over: the one line a file has.
-    pub fn log(&self, way: Direction, of: &Noted, answer: Result<(), &Fault>) {
+    pub fn log(&self, way: Direction, of: &FileRecord, answer: Result<(), &Fault>) {
         let Self { id: session, request, .. } = self;
         let (bytes, ms) = (of.bytes, of.began.elapsed().as_millis() as u64);
         // As texts, which stand between quotes in a line for people: a path may have spaces.
@@ -223,7 +223,7 @@ impl View {
     }
 
     /// A client gave a window back, and has verified what was in it.
-    pub fn taken(&self, window: &Taken, chunk_bytes: u32) {
+    pub fn taken(&self, window: &LeaseRecord, chunk_bytes: u32) {
         // Without a link it compares digests, and nothing was moved.
         let Some(transport) = self.transport() else { return };
         let metrics = &self.counters.metrics;

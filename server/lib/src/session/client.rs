@@ -86,7 +86,7 @@ impl Client {
     }
 
     /// Gives a worker something to do.
-    pub fn tell(&self, worker: usize, command: Command) -> Result<(), End> {
+    pub fn send_to_worker(&self, worker: usize, command: Command) -> Result<(), End> {
         let told = self.services.workers[worker].send(command);
         told.map_err(|error| End::refused(Code::Limit, error.to_string()))
     }

@@ -6,7 +6,7 @@ use super::links::PairEvent;
 use super::writing::WriteEvent;
 use super::{mirror, namespace};
 use crate::net::data_tickets::Joined;
-use crate::rdma::pin_budget::Ring;
+use crate::rdma::pin_budget::PinEvent;
 use crate::worker::LinkEvent;
 use verbatim_serve::{Panicked, ReadEvent};
 
@@ -24,7 +24,7 @@ pub(crate) enum Event {
     Link(LinkEvent),
     Watch(WatchEvent),
     /// Something is to be known about the pin budget.
-    Pins(Ring),
+    Pins(PinEvent),
 }
 
 impl From<ReadEvent> for Event {
@@ -87,9 +87,9 @@ impl From<WatchEvent> for Event {
     }
 }
 
-impl From<Ring> for Event {
-    fn from(ring: Ring) -> Self {
-        Self::Pins(ring)
+impl From<PinEvent> for Event {
+    fn from(event: PinEvent) -> Self {
+        Self::Pins(event)
     }
 }
 

@@ -8,7 +8,7 @@ use super::Session;
 use super::end::End;
 use super::links::port_admission::HeldMessage;
 use super::mirror::MIRROR_IDLE_MAX;
-use crate::rdma::pin_budget::Ring;
+use crate::rdma::pin_budget::PinEvent;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -84,15 +84,15 @@ impl Session {
         }
         self.writing.machine.hold_grants(false);
         if self.pacing.take_deferred() {
-            self.reading.go_on(&self.pacing);
+            self.reading.lease_deferred(&self.pacing);
         }
         Ok(())
     }
 
     /// The bell of the budget rang.
-    pub(super) fn pins_event(&mut self, ring: Ring) -> Result<(), End> {
-        match ring {
-            Ring::Free => {
+    pub(super) fn pins_event(&mut self, event: PinEvent) -> Result<(), End> {
+        match event {
+            PinEvent::Available => {
                 let since = self.client.memory_wait.take();
                 self.lease_more();
                 self.writing.provision_more(&mut self.client, &mut self.links)?;
@@ -103,7 +103,7 @@ impl Session {
                 Ok(())
             }
             // Its client may come back.
-            Ring::Hoards => {
+            PinEvent::Hoarding => {
                 let text = "it kept registered memory for too long unread, and others wait";
                 Err(End::Refused(Fault::new(Code::TimedOut, text)))
             }
@@ -124,7 +124,7 @@ impl Session {
     pub(super) fn retry_pins(&mut self) -> Result<(), End> {
         if self.waits_for_pins() {
             // Now, not later: who is refused again waits, and that is looked at next.
-            self.pins_event(Ring::Free)?;
+            self.pins_event(PinEvent::Available)?;
         }
         // Who has some goes on with that, more slowly.
         let stands = self.reading.waits() && !self.reading.has_windows()

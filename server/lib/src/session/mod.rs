@@ -55,7 +55,7 @@ use verbatim_proto::message::{CreateFile, LinkId, OpenFile, ServerMessage};
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::write::ServerEffect;
 use verbatim_proto::{ClientMessage, Code, Dropped, Fault};
-use verbatim_serve::jobs::Rooms;
+use verbatim_serve::jobs::Semaphores;
 use verbatim_serve::{EVENTS_MAX, EventPort, Guard, JobLimits, Jobs, ReadOut, ReadService};
 use writing::{WriteEvent, WriteOut, Writing};
 
@@ -99,8 +99,8 @@ impl Session {
         view.keeps(memory.clone());
         let outbox = outbox.lent_by(Arc::new(Lender(memory.clone())));
         let limits = JobLimits::new(EventPort::of(&events), outbox.unread().clone());
-        let rooms = [&share.threads, &share.name.threads].map(Arc::clone);
-        let of = (&limits, &rooms, &events, &view);
+        let semaphores = [&share.threads, &share.name.threads].map(Arc::clone);
+        let of = (&limits, &semaphores, &events, &view);
         let namespace = Namespace::new(jobs_of(of, NamespaceEvent::count));
         let (walks, trees) = (jobs_of(of, uncounted), jobs_of(of, uncounted));
         let mirrors = Mirrors::new(jobs_of(of, uncounted), walks, trees);
@@ -323,7 +323,7 @@ impl Session {
             }
             Event::Link(event) => self.link_event(event)?,
             Event::Watch(event) => self.watches.event(&self.client, event)?,
-            Event::Pins(ring) => self.pins_event(ring)?,
+            Event::Pins(event) => self.pins_event(event)?,
         }
         Ok(())
     }
@@ -487,7 +487,12 @@ impl Session {
 
 /// The jobs of an activity, whose answers `count` adds to the counters.
 fn jobs_of<E: Send + 'static>(
-    (limits, rooms, events, view): (&Arc<JobLimits>, &Rooms<2>, &mpsc::Sender<Event>, &Arc<View>),
+    (limits, semaphores, events, view): (
+        &Arc<JobLimits>,
+        &Semaphores<2>,
+        &mpsc::Sender<Event>,
+        &Arc<View>,
+    ),
     count: fn(&E, &View, Duration),
 ) -> Jobs<E>
 where
@@ -495,7 +500,7 @@ where
 {
     let view = view.clone();
     let count = move |event: &E, time| count(event, &view, time);
-    Jobs::new(limits.clone(), rooms.clone(), EventPort::of(events), count)
+    Jobs::new(limits.clone(), semaphores.clone(), EventPort::of(events), count)
 }
 
 /// Counts nothing, for answers that no counter is about.

@@ -92,7 +92,7 @@ impl host::Pace for Pacing {
         false
     }
 
-    fn gave_back(&self, bytes: u64) {
+    fn refund(&self, bytes: u64) {
         if let Some(pace) = &self.pace {
             pace.give_back(bytes);
         }

@@ -14,7 +14,9 @@ use verbatim_control::{Budget, Loan};
 use verbatim_files::{Identity, Source};
 use verbatim_proto::message::FileId;
 use verbatim_proto::{Digest, Extent, Fault, Survey, WirePath};
-use verbatim_serve::host::{Found, Noted, ReadHost, ReadObserver, SourceFolder, Taken};
+use verbatim_serve::host::{
+    FileRecord, HostFile, LeaseRecord, ReadHost, ReadObserver, SourceFolder,
+};
 use verbatim_serve::{EventPort, JobLimits, Jobs, ReadEvent, ReadService};
 use verbatim_telemetry::labels::{Direction, Operation, Step};
 
@@ -40,19 +42,19 @@ pub(super) fn serve_reads(
         view: client.view.clone(),
         chunk_bytes: client.chunk_bytes,
     });
-    let rooms = [&client.share.threads, &client.share.name.threads].map(Arc::clone);
+    let semaphores = [&client.share.threads, &client.share.name.threads].map(Arc::clone);
     let observer = files.clone();
     let count = move |event: &ReadEvent, time| event.count(&*observer, time);
-    let jobs = Jobs::new(limits.clone(), rooms, port, count);
+    let jobs = Jobs::new(limits.clone(), semaphores, port, count);
     let copied_windows_max = client.services.rdma.copied_windows_max;
     ReadService::new((client.id, files), client.domain.clone(), jobs, copied_windows_max)
 }
 
 impl ReadHost for ReadableFiles {
-    fn open(&self, path: &WirePath) -> Result<Found, Fault> {
+    fn open(&self, path: &WirePath) -> Result<HostFile, Fault> {
         let (export, path) = self.reach.resolve_for_data(path)?;
         let source = open_source(&export, &path)?;
-        Ok(Found { source, folder: export, path })
+        Ok(HostFile { source, folder: export, path })
     }
 
     fn digests(
@@ -101,11 +103,11 @@ impl ReadObserver for ReadableFiles {
         self.view.over(Direction::Read, file);
     }
 
-    fn log(&self, of: &Noted, answer: Result<(), &Fault>) {
+    fn log(&self, of: &FileRecord, answer: Result<(), &Fault>) {
         self.view.log(Direction::Read, of, answer);
     }
 
-    fn taken(&self, window: &Taken) {
+    fn window_returned(&self, window: &LeaseRecord) {
         self.view.taken(window, self.chunk_bytes);
     }
 

@@ -33,7 +33,7 @@ use verbatim_proto::message::{
 use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, PAGE_ENTRIES_MAX, RACY_NS, WINDOW_BYTES};
 use verbatim_proto::{Digest, Extent, Filter, Look, MirrorReply, MirrorRequest, Scan, WirePath};
-use verbatim_serve::link_worker::TOLD_MAX;
+use verbatim_serve::link_worker::NOTIFIED_MAX;
 
 mod qp_setup;
 
@@ -319,7 +319,7 @@ async fn a_client_that_asks_without_end_is_sent_away() {
 async fn an_answer_that_finds_no_room_ends_the_session() {
     let mut scene = Scene::new(|_| ());
     let dead = || LinkEvent::Dead { link: LinkId { index: 0, epoch: 0 }, why: None };
-    while scene.session.links.events().tell(dead()).is_ok() {}
+    while scene.session.links.events().try_send(dead()).is_ok() {}
     scene.looks().expect("it may ask");
     let until = Instant::now() + SOON;
     while scene.session.tick(Duration::ZERO).is_ok() {
@@ -504,7 +504,7 @@ async fn who_notifies_again_what_was_judged_keeps_the_link() {
     let mut scene = Scene::new(|_| ());
     let file = FileId(1);
     // Were they remembered, the last but one would cost the link.
-    let chunks = TOLD_MAX as u64 + 2;
+    let chunks = NOTIFIED_MAX as u64 + 2;
     let size = chunks * GRAIN_BYTES;
     scene.creates(file, size).await;
     let Ok(LinkAnswer::Sim { endpoint }) = scene.attach(0, 0, LinkOffer::Sim).await else {

@@ -120,8 +120,8 @@ impl Uploads for ChunkStore {
         Ok(Stored { bytes, verdicts })
     }
 
-    fn run(&mut self, wish: DirectRangeRequest) -> DirectWriteEvent {
-        DirectWriteEvent::Registered(wish.spot.tag, register_direct_range(&wish))
+    fn run(&mut self, request: DirectRangeRequest) -> DirectWriteEvent {
+        DirectWriteEvent::Registered(request.spot.tag, register_direct_range(&request))
     }
 }
 
@@ -180,8 +180,8 @@ fn store(slot: &SharedSlot, at: usize, piece_target: &PieceTarget) -> Verdict {
 }
 
 /// Registers a range of a file for writes of a device.
-fn register_direct_range(wish: &DirectRangeRequest) -> Result<Offered, Fault> {
-    let DirectRangeRequest { spot, rail, target, domain } = wish;
+fn register_direct_range(request: &DirectRangeRequest) -> Result<Offered, Fault> {
+    let DirectRangeRequest { spot, rail, target, domain } = request;
     let len = spot.extent.len;
     let fault = |error: FabricError| Fault::new(Code::Limit, error.with_hint());
     let pin = domain.pin_slot(Some(*rail), len);

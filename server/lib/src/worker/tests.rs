@@ -14,7 +14,7 @@ use verbatim_fabric::{Completion, FabricError, Link, SharedSlot, SoftDomain, Spa
 use verbatim_files::{Folder, Target};
 use verbatim_proto::message::{FileId, LinkId, Piece, Tag, Verdict};
 use verbatim_proto::{Digest, Extent, WirePath};
-use verbatim_serve::link_worker::TOLD_MAX;
+use verbatim_serve::link_worker::NOTIFIED_MAX;
 use verbatim_serve::{EVENTS_MAX, EventPort};
 use verbatim_telemetry::labels::Transport;
 
@@ -33,7 +33,7 @@ struct Scene {
     events: mpsc::Receiver<LinkEvent>,
     view: Arc<View>,
     target: Arc<Target>,
-    in_turns: SparePages,
+    spare_pages: SparePages,
     _dir: tempfile::TempDir,
 }
 
@@ -57,7 +57,7 @@ impl Scene {
             events,
             view,
             target: Arc::new(target),
-            in_turns: SparePages::new(BYTES as usize),
+            spare_pages: SparePages::new(BYTES as usize),
             _dir: dir,
         };
         [ONE, OTHER].into_iter().for_each(|key| scene.adopt(key));
@@ -100,7 +100,7 @@ impl Scene {
     /// A chunk that is all of the file, in a slot it has come to.
     fn chunk(&self) -> Upload {
         let bytes = [5; BYTES as usize];
-        let slot = self.in_turns.slot().expect("a slot");
+        let slot = self.spare_pages.slot().expect("a slot");
         slot.copy_in(0, &bytes);
         let digests = Digest::of_grains(0, BYTES, &bytes);
         let piece = Piece { file: FileId(1), extent: Extent::new(0, BYTES), digests };
@@ -152,7 +152,7 @@ fn what_is_expected_is_stored_when_its_own_link_notifies_it_and_once() {
 fn the_memory_of_what_was_stored_is_the_next_ones_and_not_before() {
     let address = |slot: &SharedSlot| slot.fill_with(0, 1, |bytes| bytes.as_ptr());
     let mut scene = Scene::new();
-    let (chunk, next) = (scene.chunk(), scene.in_turns.slot().expect("a slot"));
+    let (chunk, next) = (scene.chunk(), scene.spare_pages.slot().expect("a slot"));
     let ChunkLocation::InSlot(slot) = &chunk.chunk.location else { panic!("it came to a slot") };
     let there = address(slot);
     scene.tell(Command::Expect(ONE, chunk));
@@ -232,14 +232,14 @@ fn nothing_is_expected_of_a_dead_link() {
 #[test]
 fn who_notifies_what_nobody_asked_for_loses_the_link() {
     let mut scene = Scene::new();
-    let tags = || (0..TOLD_MAX as u32).map(Tag);
+    let tags = || (0..NOTIFIED_MAX as u32).map(Tag);
     for tag in tags().chain(tags()) {
         scene.notify(ONE, tag);
     }
-    assert_eq!(scene.told().len(), TOLD_MAX, "one and the same is told once");
+    assert_eq!(scene.told().len(), NOTIFIED_MAX, "one and the same is told once");
     // What was judged before is forgotten, and makes room.
     scene.tell(Command::Forget(ONE, Tag(3)));
-    scene.notify(ONE, Tag(TOLD_MAX as u32));
+    scene.notify(ONE, Tag(NOTIFIED_MAX as u32));
     assert_eq!(scene.told().len(), 1);
     scene.notify(ONE, Tag(u32::MAX));
     assert_eq!(scene.told(), ["dead 1"]);

@@ -2,7 +2,7 @@
 //! sum of all events of a session names it.
 
 use crate::observe::session_stats::View;
-use crate::rdma::registrations::Half;
+use crate::rdma::registrations::ConnectedQp;
 use std::time::Duration;
 use verbatim_fabric::FabricError;
 use verbatim_proto::message::LinkId;
@@ -12,7 +12,7 @@ pub(crate) enum PairEvent {
     /// A link is to end at this rail, or at none.
     Joined(LinkId, Result<u16, FabricError>),
     /// It was made, or not.
-    Made(LinkId, Result<Half, FabricError>),
+    Made(LinkId, Result<ConnectedQp, FabricError>),
 }
 
 impl PairEvent {

@@ -15,8 +15,8 @@ use super::client::Client;
 use super::end::End;
 use crate::exports::client_view::Passage;
 use crate::net::data_tickets::{Arrived, Joined};
-use crate::rdma::pin_budget::Ring;
-use crate::rdma::registrations::Half;
+use crate::rdma::pin_budget::PinEvent;
+use crate::rdma::registrations::ConnectedQp;
 use crate::worker::{Command, LinkEvent};
 pub(crate) use event::PairEvent;
 use qp_setup::{ENDING_TIMES, QpSetup, answer_of};
@@ -90,13 +90,13 @@ impl Links {
         events: EventPort<LinkEvent>,
         tickets: EventPort<Joined>,
         jobs: Jobs<PairEvent>,
-        bell: EventPort<Ring>,
+        on_pin_event: EventPort<PinEvent>,
     ) -> Self {
         Self {
             events,
             tickets,
             live: HashMap::new(),
-            setup: QpSetup::new(jobs, bell),
+            setup: QpSetup::new(jobs, on_pin_event),
             epochs: HashMap::new(),
             paired: HashSet::new(),
             ended: HashMap::new(),
@@ -303,7 +303,7 @@ impl Links {
                 let (key, worker) = (live_link.key, live_link.worker);
                 self.show(client);
                 let session = self.events.clone();
-                client.tell(worker, Command::Kill { key, id, session })
+                client.send_to_worker(worker, Command::Kill { key, id, session })
             }
             None => {
                 self.died(client, id, None);
@@ -357,9 +357,9 @@ impl Links {
             PairEvent::Joined(link, Err(error)) | PairEvent::Made(link, Err(error)) => {
                 self.setup.refused(client, link, &error)?;
             }
-            PairEvent::Made(link, Ok(half)) => {
-                if let Some((half, passage)) = self.setup.made(client, link, half)? {
-                    let Half { link: made, address, rail } = half;
+            PairEvent::Made(link, Ok(connected)) => {
+                if let Some((connected, passage)) = self.setup.made(client, link, connected)? {
+                    let ConnectedQp { link: made, address, rail } = connected;
                     self.adopt(client, link, made, Some((rail, passage)));
                     let answer = Ok(answer_of(rail, address));
                     client.send(ServerMessage::Attached { link, answer })?;

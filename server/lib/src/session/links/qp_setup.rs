@@ -8,8 +8,8 @@
 
 use super::PairEvent;
 use crate::exports::client_view::Passage;
-use crate::rdma::pin_budget::Ring;
-use crate::rdma::registrations::{Half, Wanted};
+use crate::rdma::pin_budget::PinEvent;
+use crate::rdma::registrations::{ConnectedQp, LinkRequirements};
 use crate::session::client::Client;
 use crate::session::end::End;
 use std::collections::VecDeque;
@@ -30,7 +30,7 @@ pub(crate) struct QpSetup {
     /// Its jobs, which a test may hold back.
     pub jobs: Jobs<PairEvent>,
     /// Where the pin budget rings.
-    bell: EventPort<Ring>,
+    on_pin_event: EventPort<PinEvent>,
 }
 
 struct PendingQp {
@@ -55,8 +55,8 @@ enum SetupStep {
 
 impl QpSetup {
     /// No queue pair is being made.
-    pub fn new(jobs: Jobs<PairEvent>, bell: EventPort<Ring>) -> Self {
-        Self { pending: VecDeque::new(), jobs, bell }
+    pub fn new(jobs: Jobs<PairEvent>, on_pin_event: EventPort<PinEvent>) -> Self {
+        Self { pending: VecDeque::new(), jobs, on_pin_event }
     }
 
     /// Whether a device is being joined.
@@ -123,15 +123,15 @@ impl QpSetup {
             step: SetupStep::Joins,
             abandoned: false,
         });
-        let events = self.bell.clone();
+        let events = self.on_pin_event.clone();
         // A bell that is not heard is made up for by the next tick.
-        let bell = move |ring| {
-            let _ = events.tell(ring);
+        let on_pin_event = move |event| {
+            let _ = events.try_send(event);
         };
-        let (services, domain, wanted) =
-            (client.services.clone(), client.domain.clone(), wanted(client));
+        let (services, domain, requirements) =
+            (client.services.clone(), client.domain.clone(), requirements(client));
         self.jobs.run(move || {
-            let rail = domain.join(&services.rdma, &wanted, peer.gid, bell);
+            let rail = domain.join(&services.rdma, &requirements, peer.gid, on_pin_event);
             PairEvent::Joined(link, rail)
         });
         Ok(peer.spots)
@@ -149,10 +149,10 @@ impl QpSetup {
     /// Connects the next queue pair, unless another is being connected.
     pub fn connect_next(&mut self, client: &Client) {
         let Some((link, peer, rail)) = self.next() else { return };
-        let (services, domain, wanted) =
-            (client.services.clone(), client.domain.clone(), wanted(client));
+        let (services, domain, requirements) =
+            (client.services.clone(), client.domain.clone(), requirements(client));
         self.jobs.run(move || {
-            let made = domain.connect(&services.rdma, &wanted, rail, &peer);
+            let made = domain.connect(&services.rdma, &requirements, rail, &peer);
             PairEvent::Made(link, made)
         });
     }
@@ -178,8 +178,8 @@ impl QpSetup {
         &mut self,
         client: &Client,
         link: LinkId,
-        half: Half,
-    ) -> Result<Option<(Half, Passage)>, End> {
+        connected: ConnectedQp,
+    ) -> Result<Option<(ConnectedQp, Passage)>, End> {
         let index = self.index_of(link);
         // A file of another export may have been named meanwhile.
         if let Err(fault) = client.reach.use_gid(self.pending[index].passage.gid) {
@@ -188,12 +188,12 @@ impl QpSetup {
         if self.pending[index].abandoned {
             // Reported as one that was never made, when it is gone.
             self.jobs.run(move || {
-                drop(half);
+                drop(connected);
                 PairEvent::Made(link, Err(FabricError::Closed))
             });
             return Ok(None);
         }
-        Ok(Some((half, self.take(link).passage)))
+        Ok(Some((connected, self.take(link).passage)))
     }
 
     /// Gives up a link that is being made, and tells its client why; whether it is one. Nothing
@@ -226,9 +226,9 @@ impl QpSetup {
 }
 
 /// What a rail must serve to be of use to a client.
-fn wanted(client: &Client) -> Wanted {
+fn requirements(client: &Client) -> LinkRequirements {
     let slot_bytes = u64::from(client.chunk_bytes);
-    Wanted { local: client.local, slot_bytes, by_gid: client.reach.is_picky() }
+    LinkRequirements { local: client.local, slot_bytes, by_gid: client.reach.is_picky() }
 }
 
 /// The answer to a client whose queue pair ends at a rail.

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::limits::client_limits::Share;
-use crate::rdma::registrations::Half;
+use crate::rdma::registrations::ConnectedQp;
 use crate::session::links::PairEvent;
 use tokio::sync::Semaphore;
 use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
@@ -88,14 +88,15 @@ impl Pairs {
         let (_, end) = sim.listen_end(self.scene.session.client.domain.soft().clone());
         let alive = Arc::new(());
         let watched = Arc::downgrade(&alive);
-        let half = Half { link: Box::new(QueuePair(end, alive)), address: vec![7], rail: 0 };
+        let connected =
+            ConnectedQp { link: Box::new(QueuePair(end, alive)), address: vec![7], rail: 0 };
         if !is_wanted {
             let Share { threads, name, .. } = &*self.share;
             let threads = [threads, &name.threads].map(Arc::clone);
             let jobs = &mut self.scene.session.links.setup.jobs;
             *jobs = jobs.within(threads);
         }
-        self.told(PairEvent::Made(link, Ok(half)));
+        self.told(PairEvent::Made(link, Ok(connected)));
         watched
     }
 

@@ -16,7 +16,7 @@ use super::sync_lock::{HELD_LOOK_EVERY, HELD_MAX};
 use crate::exports::client_view::Reach;
 use crate::exports::open::open_source;
 use crate::limits::file_room::Room;
-use crate::observe::session_stats::Noted;
+use crate::observe::session_stats::FileRecord;
 use crate::worker::chunk_store::{
     Chunk, ChunkLocation, DirectRangeRequest, DirectWriteEvent, PieceTarget,
 };
@@ -310,7 +310,7 @@ impl Writing {
         let (target, domain) = (upload.target.clone(), client.domain.clone());
         let task = DirectRangeRequest { spot, rail, target, domain };
         let (_, worker, _) = links.worker_of(link);
-        client.tell(worker, Command::Do { task, session: links.events() })
+        client.send_to_worker(worker, Command::Do { task, session: links.events() })
     }
 
     /// A worker registered a range of a file, or could not.
@@ -362,7 +362,7 @@ impl Writing {
         let pieces = pieces.into_iter().map(piece_target).collect();
         let (key, worker, transport) = links.worker_of(link);
         let chunk = Chunk { location, pieces, view: client.view.clone(), transport };
-        client.tell(worker, command(key, Upload { tag, chunk, session: links.events() }))
+        client.send_to_worker(worker, command(key, Upload { tag, chunk, session: links.events() }))
     }
 
     /// A link notified a chunk that its worker did not expect.
@@ -378,7 +378,7 @@ impl Writing {
             return Ok(());
         }
         let (key, worker, _) = links.worker_of(link);
-        client.tell(worker, Command::Forget(key, tag))
+        client.send_to_worker(worker, Command::Forget(key, tag))
     }
 
     fn zero(&self, id: FileId, extent: Extent) {
@@ -415,17 +415,17 @@ impl Writing {
             let bytes = self.sizes.remove(&id).unwrap_or(0);
             client.view.over(Direction::Write, id);
             let upload = self.targets.remove(&id).expect("whole files are open");
-            let noted = Noted { path: upload.path.clone(), bytes, began: upload.began };
-            ((id, upload, meta), noted)
+            let record = FileRecord { path: upload.path.clone(), bytes, began: upload.began };
+            ((id, upload, meta), record)
         };
-        let (files, noted): (Vec<_>, Vec<_>) = files.into_iter().map(take).unzip();
+        let (files, record): (Vec<_>, Vec<_>) = files.into_iter().map(take).unzip();
         let (over, view) = (self.over, client.view.clone());
         self.jobs.run(move || {
             let (answers, dropped) = commit(over, files);
             // Until here nobody else may have the target of a mirror.
             drop(locks);
-            for ((_, answer), noted) in answers.iter().zip(&noted) {
-                view.log(Direction::Write, noted, answer.as_ref().map(drop));
+            for ((_, answer), record) in answers.iter().zip(&record) {
+                view.log(Direction::Write, record, answer.as_ref().map(drop));
             }
             WriteEvent::Committed(answers, dropped)
         });
