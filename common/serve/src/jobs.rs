@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_job_whose_event_finds_no_room_is_noticed() {
+    async fn a_lost_event_of_a_job_is_noticed() {
         let (jobs, _events, limits) = jobs(1);
         jobs.run(|| 1);
         jobs.run(|| 2);

@@ -280,7 +280,7 @@ async fn a_window_for_which_there_is_no_memory_waits_until_there_is() {
 }
 
 #[tokio::test]
-async fn a_window_of_a_client_that_owes_is_made_when_it_may_go_on() {
+async fn a_window_of_a_rate_limited_client_is_made_when_its_debt_is_paid() {
     let mut scene = Scene::new();
     scene.pace.is_shut = true;
     scene.open(1, 1000);

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn one_client_holds_no_more_than_it_may_however_much_is_free() {
+    fn a_client_never_pins_more_than_its_maximum() {
         let mut book = PinBook::new(4096 * MIB, 64 * MIB);
         assert!(book.admit(1, MIB) && book.admit(2, MIB));
         assert!(book.ask(1, 4096), "a page");
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_gets_something_although_the_first_gives_nothing_back() {
+    fn a_new_client_gets_its_floor_although_the_first_returns_nothing() {
         let mut book = PinBook::new(64 * MIB, u64::MAX);
         assert!(book.admit(1, MIB));
         let hog = fill(&mut book, 1);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn many_who_come_at_once_are_let_in_and_owed_their_floor() {
+    fn clients_that_arrive_together_are_admitted_and_owed_their_floor() {
         let mut book = PinBook::new(16 * MIB, u64::MAX);
         assert!(book.admit(0, MIB));
         let hog = fill(&mut book, 0);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn more_clients_than_floors_are_turned_away_and_let_in_later() {
+    fn clients_beyond_the_floors_are_refused_and_admitted_later() {
         let mut book = PinBook::new(8 * MIB, u64::MAX);
         assert!((0..8).all(|id| book.admit(id, MIB)));
         assert!(!book.admit(8, MIB));
@@ -286,7 +286,7 @@ mod tests {
     /// Random clients come, ask, give back and leave. The budget holds at every moment, and
     /// whoever holds nothing gets a window, unless somebody has more than his own.
     #[test]
-    fn the_budget_holds_and_nobody_starves() {
+    fn the_pin_budget_holds_and_no_client_starves() {
         for seed in 0..200_u64 {
             let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
             let mut roll = |below: u64| {

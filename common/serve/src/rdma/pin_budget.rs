@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_rings_the_bell_of_who_waits() {
+    fn returned_pins_notify_a_waiting_client() {
         let pins = PinBudget::new(4 << 20, u64::MAX);
         let rung = Arc::new(AtomicU32::new(0));
         let count = rung.clone();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn who_got_no_device_leaves_his_floor_to_others() {
+    fn a_client_without_a_device_leaves_its_floor_to_others() {
         let pins = PinBudget::new(floor_bytes(1 << 20), u64::MAX);
         let first = pins.admit(1 << 20, |_| ()).expect("room");
         assert!(pins.admit(1 << 20, |_| ()).is_err(), "room for one");
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_more_than_his_own_while_others_wait_is_told_to_end() {
+    fn a_client_that_hoards_pins_while_others_wait_must_end() {
         let pins = PinBudget::new(8 << 20, u64::MAX);
         let told = Arc::new(AtomicU32::new(0));
         let count = told.clone();
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn who_uses_what_he_has_is_no_hoarder_and_nobody_ends_himself() {
+    fn a_client_that_uses_its_slots_is_no_hoarder_and_none_evicts_itself() {
         let pins = PinBudget::new(8 << 20, u64::MAX);
         let ends = Arc::new(AtomicU32::new(0));
         let count = ends.clone();
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn one_too_many_is_told_what_to_raise() {
+    fn a_refused_client_is_told_which_limit_to_raise() {
         let pins = PinBudget::new(floor_bytes(0), u64::MAX);
         let _first = pins.admit(0, |_| ()).expect("room");
         let error = pins.admit(0, |_| ()).err().expect("no room for two");

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_is_switched_off_is_said_to_be() {
+    fn disabled_rdma_is_reported_as_switched_off() {
         let error = Rdma::default().places(None).expect_err("off");
         assert!(error.to_string().contains("switched off"), "{error}");
         assert!(error.hint().expect("a hint").contains("rdma.enable"));

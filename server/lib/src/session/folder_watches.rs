@@ -156,7 +156,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     #[test]
-    fn a_place_is_taken_until_the_thread_that_tells_is_gone() {
+    fn a_watch_counts_until_its_thread_ends() {
         let places = Places::new(1);
         let place = Taker::new(&places).take(1).expect("a place");
         let (queue, mut heard) = mpsc::channel(1);

@@ -205,7 +205,7 @@ fn is_walked(message: &ServerMessage) -> bool {
 }
 
 #[tokio::test]
-async fn a_client_has_no_more_links_than_it_may_whatever_it_calls_them() {
+async fn a_client_never_has_more_links_than_its_maximum() {
     let max = 2;
     let mut scene = Scene::new(|config| config.limits.links_per_session_max = max);
     for epoch in 0..50 {
@@ -283,7 +283,7 @@ async fn lost_queue_pairs_are_a_fallback_when_tcp_takes_their_place_and_one_only
 }
 
 #[tokio::test]
-async fn what_cannot_be_looked_at_is_an_error_and_what_is_not_there_is_an_answer() {
+async fn a_failed_stat_is_an_error_and_a_missing_path_is_an_answer() {
     let mut scene = Scene::new(|_| ());
     std::fs::write(scene.data().join("a"), b"a").expect("writes");
     let services = scene.session.client.services.clone();
@@ -307,7 +307,7 @@ async fn what_cannot_be_looked_at_is_an_error_and_what_is_not_there_is_an_answer
 }
 
 #[tokio::test]
-async fn a_client_that_asks_without_end_is_sent_away() {
+async fn a_client_with_too_many_jobs_is_refused() {
     let mut scene = Scene::new(|_| ());
     for _ in 0..JOBS_MAX {
         scene.looks().expect("so many are done");
@@ -316,7 +316,7 @@ async fn a_client_that_asks_without_end_is_sent_away() {
 }
 
 #[tokio::test]
-async fn an_answer_that_finds_no_room_ends_the_session() {
+async fn a_full_event_queue_ends_the_session() {
     let mut scene = Scene::new(|_| ());
     let dead = || LinkEvent::Dead { link: LinkId { index: 0, epoch: 0 }, why: None };
     while scene.session.links.events().try_send(dead()).is_ok() {}
@@ -355,7 +355,7 @@ async fn a_walk_that_hashes_ends_with_its_session() {
 }
 
 #[tokio::test]
-async fn walks_that_hash_wait_for_their_turn_and_nobody_else_does() {
+async fn walks_that_hash_wait_for_a_permit_and_other_requests_do_not() {
     let mut scene = Scene::new(|_| ());
     std::fs::write(scene.data().join("a"), b"a").expect("writes");
     let walks = scene.session.client.services.hashed_walks.clone();
@@ -374,7 +374,7 @@ async fn walks_that_hash_wait_for_their_turn_and_nobody_else_does() {
 }
 
 #[tokio::test]
-async fn the_next_page_of_a_walk_is_made_before_it_is_asked_for_and_asked_for_once() {
+async fn the_next_page_of_a_walk_is_prefetched_and_requested_once() {
     let mut scene = Scene::new(|_| ());
     let files = || within_pages().take(2 * PAGE_ENTRIES_MAX);
     for name in files() {
@@ -408,7 +408,7 @@ async fn the_next_page_of_a_walk_is_made_before_it_is_asked_for_and_asked_for_on
 }
 
 #[tokio::test]
-async fn a_page_that_the_client_has_is_not_told_but_what_a_copy_left_there_is() {
+async fn a_page_that_the_client_has_is_not_sent_but_its_leftovers_are() {
     let mut scene = Scene::new(|_| ());
     for name in within_pages().take(3 * PAGE_ENTRIES_MAX - 1) {
         std::fs::write(scene.data().join(name), b"").expect("writes");
@@ -439,7 +439,7 @@ async fn a_page_that_the_client_has_is_not_told_but_what_a_copy_left_there_is() 
 }
 
 #[tokio::test]
-async fn what_comes_with_a_goodbye_is_done_before_it() {
+async fn requests_before_a_bye_are_handled() {
     let mut scene = Scene::new(|_| ());
     let file = FileId(1);
     scene.creates(file, 10).await;
@@ -500,7 +500,7 @@ async fn a_link_counts_as_lost_when_its_session_goes_on_without_it() {
 }
 
 #[tokio::test]
-async fn who_notifies_again_what_was_judged_keeps_the_link() {
+async fn a_repeated_notification_keeps_the_link() {
     let mut scene = Scene::new(|_| ());
     let file = FileId(1);
     // Were they remembered, the last but one would cost the link.
@@ -545,7 +545,7 @@ async fn who_notifies_again_what_was_judged_keeps_the_link() {
 }
 
 #[tokio::test]
-async fn who_is_in_the_middle_of_a_mirror_may_be_silent_for_longer() {
+async fn a_client_with_an_open_mirror_may_be_silent_for_longer() {
     let mut scene = Scene::new(|_| ());
     let long = scene.session.client.services.idle + Duration::from_secs(1);
     assert!(scene.session.tick(long).is_err(), "it does nothing at all");
@@ -555,7 +555,7 @@ async fn who_is_in_the_middle_of_a_mirror_may_be_silent_for_longer() {
 }
 
 #[test]
-fn a_target_is_held_until_what_changes_it_is_done_and_no_more_is() {
+fn a_target_stays_locked_until_its_last_change_is_done() {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_all().max_blocking_threads(1).build().expect("a runtime");
     runtime.block_on(async {
@@ -597,7 +597,7 @@ fn a_target_is_held_until_what_changes_it_is_done_and_no_more_is() {
 }
 
 #[tokio::test]
-async fn a_tree_is_put_in_its_place_once() {
+async fn an_atomic_tree_is_published_once() {
     let mut scene = Scene::new(|_| ());
     let target = scene.data().join("t");
     std::fs::create_dir(&target).expect("a folder");
@@ -627,7 +627,7 @@ async fn a_tree_is_put_in_its_place_once() {
 }
 
 #[tokio::test]
-async fn who_waits_for_the_budget_hears_every_second_that_the_server_is_there() {
+async fn a_client_that_waits_for_pins_gets_working_every_second() {
     let mut scene = Scene::new(|_| ());
     std::fs::write(scene.data().join("a"), vec![7; 1000]).expect("writes");
     let open = OpenFile { file: FileId(1), path: path("data/a"), have: Vec::new() };

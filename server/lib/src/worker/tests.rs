@@ -136,7 +136,7 @@ impl Scene {
 }
 
 #[test]
-fn what_is_expected_is_stored_when_its_own_link_notifies_it_and_once() {
+fn an_expected_chunk_is_stored_once_when_its_own_link_notifies_it() {
     let mut scene = Scene::new();
     scene.tell(Command::Expect(ONE, scene.chunk()));
     assert_eq!((scene.told(), scene.is_stored()), (vec![], false), "it has not come");
@@ -149,7 +149,7 @@ fn what_is_expected_is_stored_when_its_own_link_notifies_it_and_once() {
 }
 
 #[test]
-fn the_memory_of_what_was_stored_is_the_next_ones_and_not_before() {
+fn slot_memory_is_reused_after_its_chunk_is_stored_and_not_before() {
     let address = |slot: &SharedSlot| slot.fill_with(0, 1, |bytes| bytes.as_ptr());
     let mut scene = Scene::new();
     let (chunk, next) = (scene.chunk(), scene.spare_pages.slot().expect("a slot"));
@@ -164,7 +164,7 @@ fn the_memory_of_what_was_stored_is_the_next_ones_and_not_before() {
 }
 
 #[test]
-fn what_a_session_was_told_of_is_stored_when_it_says_so() {
+fn a_notified_chunk_is_stored_when_its_session_says_so() {
     let mut scene = Scene::new();
     scene.notify(ONE, TAG);
     // Both were on the way: the session says again what is to be done.
@@ -177,7 +177,7 @@ fn what_a_session_was_told_of_is_stored_when_it_says_so() {
 }
 
 #[test]
-fn a_verdict_is_told_with_the_next_one_that_its_link_is_sure_to_have() {
+fn verdicts_are_batched_while_more_chunks_are_expected() {
     let (first, second, third) = (Tag(1), Tag(2), Tag(3));
     let expecting = |tags: &[Tag]| {
         let mut scene = Scene::new();
@@ -230,7 +230,7 @@ fn nothing_is_expected_of_a_dead_link() {
 }
 
 #[test]
-fn who_notifies_what_nobody_asked_for_loses_the_link() {
+fn unexpected_notifications_end_the_link() {
     let mut scene = Scene::new();
     let tags = || (0..NOTIFIED_MAX as u32).map(Tag);
     for tag in tags().chain(tags()) {

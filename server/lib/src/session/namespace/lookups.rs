@@ -161,7 +161,7 @@ mod tests {
     use verbatim_files::Folder;
 
     #[test]
-    fn a_page_that_nobody_waits_for_ends_also_where_all_is_left_out() {
+    fn a_cancelled_scan_ends_although_its_filter_excludes_every_entry() {
         let dir = tempfile::tempdir().expect("a folder");
         std::fs::write(dir.path().join("a"), b"").expect("writes");
         let folder = Folder::open(dir.path()).expect("opens");

@@ -128,7 +128,7 @@ async fn files_that_are_written_take_descriptors_until_they_are_gone() {
 }
 
 #[tokio::test]
-async fn what_waits_for_a_thread_ends_with_its_session() {
+async fn a_job_that_waits_for_a_thread_ends_with_its_session() {
     let mut scene = Scene::new(|_| ());
     let threads = scene.share().threads.clone();
     let _all = threads.acquire_many_owned(CLIENT_THREADS_MAX as u32).await.expect("open");
@@ -147,7 +147,7 @@ async fn what_waits_for_a_thread_ends_with_its_session() {
 }
 
 #[tokio::test]
-async fn who_asks_for_more_than_is_done_is_not_heard_until_some_is() {
+async fn a_client_with_too_many_requests_is_not_read_until_some_are_done() {
     let mut scene = Scene::new(|_| ());
     let threads = scene.share().threads.clone();
     let all = threads.acquire_many_owned(CLIENT_THREADS_MAX as u32).await.expect("open");
@@ -210,7 +210,7 @@ async fn walks_that_hash_take_threads_of_their_client_and_leave_places_to_others
 }
 
 #[tokio::test]
-async fn attributes_of_files_that_are_there_and_of_folders_count_as_what_is_written() {
+async fn attributes_of_existing_files_and_folders_count_against_the_quota() {
     let mut scene = Scene::new(|config| config.exports[0].quota_mb = 1);
     std::fs::write(scene.data().join("f"), b"").expect("writes");
     std::fs::create_dir(scene.data().join("d")).expect("a folder");

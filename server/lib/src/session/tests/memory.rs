@@ -47,7 +47,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn a_session_is_not_heard_while_its_answers_are_unread_and_is_when_they_are() {
+async fn a_client_is_not_read_while_its_answers_are_unread() {
     let mut scene = with_memory(64 << 20);
     let mut asked = 0;
     while scene.session.accepts_requests() {

@@ -17,7 +17,7 @@ fn pair_offer() -> LinkOffer {
 }
 
 #[tokio::test]
-async fn a_link_that_could_not_be_made_leaves_no_port_behind() {
+async fn a_failed_link_releases_its_port() {
     let gids = vec!["10.0.0.0/8".parse().expect("a range")];
     let mut scene = Scene::new(|config| config.exports[0].gids = gids);
     let refused = scene.attach(0, 0, pair_offer()).await.expect_err("it is switched off");
@@ -28,7 +28,7 @@ async fn a_link_that_could_not_be_made_leaves_no_port_behind() {
 }
 
 #[tokio::test]
-async fn what_a_client_says_behind_a_queue_pair_waits_for_its_device_and_nobody_else_does() {
+async fn requests_after_an_attach_wait_for_the_device_to_join() {
     let mut scene = Scene::new(|_| ());
     let (near, far) = tokio::io::duplex(1 << 10);
     let (mut sender, mut receiver) = (Sender::new(near), Receiver::new(far));
@@ -140,7 +140,7 @@ async fn queue_pairs_are_connected_one_at_a_time_and_each_is_answered() {
 }
 
 #[tokio::test]
-async fn a_queue_pair_that_is_not_wanted_any_more_when_it_is_made_is_destroyed() {
+async fn an_abandoned_queue_pair_is_destroyed_when_it_is_made() {
     let fence = |pairs: &mut Pairs, link| {
         pairs.scene.say(ClientMessage::Fence { link }).expect("it may");
         LinkOffer::Tcp
@@ -181,7 +181,7 @@ async fn queue_pairs_that_are_being_made_count_as_links() {
 }
 
 #[tokio::test]
-async fn a_file_that_may_not_move_to_a_port_waits_until_no_queue_pair_to_it_is_being_made() {
+async fn a_file_waits_until_no_queue_pair_to_a_refused_port_is_pending() {
     let gids = || vec!["10.0.0.0/8".parse().expect("a range")];
     let open = || OpenFile { file: FileId(1), path: path("data/a"), have: Vec::new() };
     let mut pairs = Pairs::new(|config| config.exports[0].gids = gids());

@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_looked_at_for_a_client_that_is_gone_stays_for_its_next_session() {
+    fn a_partial_file_of_a_disconnected_client_stays_for_its_next_session() {
         let dir = tempfile::tempdir().expect("a folder");
         let folder = Folder::open(dir.path()).expect("a folder");
         let (path, key) = (WirePath::parse(b"a").expect("a path"), Digest::of(b"this copy"));
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_whose_attributes_the_quota_does_not_hold_is_not_placed() {
+    fn a_file_whose_attributes_exceed_the_quota_is_not_committed() {
         let dir = tempfile::tempdir().expect("a folder");
         let commit_with = |bytes| {
             let upload = upload(&dir, 0);
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_that_are_written_count_and_holes_do_not() {
+    fn written_zeros_count_against_the_quota_and_holes_do_not() {
         let dir = tempfile::tempdir().expect("a folder");
         let (size, long) = (4096, 1 << 20);
         let upload = upload(&dir, size);
