@@ -1,9 +1,9 @@
-//! `rdma-serve` as a library: exports, sessions, and the workers that move
-//! their data. `server` binds and stops, `net` lets clients in, `session` drives one
-//! client's machines, `worker` owns the links. Knows nothing of the client crate.
+//! `rdma-serve` as a library: accepts clients, serves the files of its exports to them, and stores
+//! their uploads. Never parses a command line, and knows nothing of the client crates. Below it are
+//! the libraries in `common`; the server's commands stand above it.
 //!
-//! Modules import one way, lowest first: `config`; `limits`, `exports`, `sandbox`,
-//! `rdma_setup`; `observe`; `net`; `session` with `worker`; `server`.
+//! Modules import one way, lowest first: `config`; `limits`, `exports`, `sandbox`, `rdma_setup`;
+//! `observe`; `net`; `session` with `worker`; `server`.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! The client of a session, as every activity of the session is handed it: its connection, its
-//! rights, its share of what all clients share, and the memory that it may name. Owns what was not
-//! kept of its metadata.
+//! The client of a session, as every activity gets it: connection, rights, limits, and the memory
+//! that it may name. Owns the count of metadata that could not be kept, and the flag that cancels
+//! jobs.
 
 use super::Services;
 use super::end::End;
@@ -24,36 +24,36 @@ pub(crate) struct Client {
     pub services: Arc<Services>,
     pub outbox: Outbox<ServerMessage>,
     pub domain: Arc<SessionDomain>,
-    /// Our address, as the client reached it.
+    /// The server's address, as the client reached it.
     pub local: Option<IpAddr>,
     pub chunk_bytes: u32,
-    /// What people see of the session.
+    /// The session as status page and metrics show it.
     pub view: Arc<View>,
-    /// Who the client proved to be.
+    /// The authenticated identity of the client.
     pub who: Who,
     /// The exports as this client sees them.
     pub reach: Arc<Reach>,
     pub share: Arc<Share>,
-    /// What the session may have of the client's memory.
+    /// The session's part of the client's memory limit.
     pub memory: Arc<Taker>,
-    /// What of the client's metadata was not kept.
+    /// Metadata of the client that could not be kept.
     pub dropped: Dropped,
     pub cancel: CancelFlag,
     /// Since when there is no memory for a window or a slot.
     pub memory_wait: Option<Instant>,
 }
 
-/// Whether nobody waits for answers any more: jobs end early then.
+/// Cancels the jobs of a session whose client is gone.
 #[derive(Default)]
 pub(crate) struct CancelFlag(Arc<AtomicBool>);
 
 impl CancelFlag {
-    /// Turns true when the client is gone.
+    /// The flag that jobs poll: true when the client is gone.
     pub fn flag(&self) -> Arc<AtomicBool> {
         self.0.clone()
     }
 
-    /// The client is gone.
+    /// Cancels all jobs.
     pub fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -71,7 +71,7 @@ impl Client {
         Ok(self.outbox.push(&message)?)
     }
 
-    /// Tells the client what of its metadata was not kept, before it hears of the files.
+    /// Reports metadata that was not kept, before the answer about the files.
     pub fn tell_dropped(&mut self, dropped: Dropped) -> Result<(), End> {
         if dropped.is_empty() {
             return Ok(());
@@ -85,7 +85,7 @@ impl Client {
         self.memory_wait.get_or_insert_with(Instant::now);
     }
 
-    /// Gives a worker something to do.
+    /// Sends a command to a worker.
     pub fn send_to_worker(&self, worker: usize, command: Command) -> Result<(), End> {
         let told = self.services.workers[worker].send(command);
         told.map_err(|error| End::refused(Code::Limit, error.to_string()))

@@ -1,15 +1,15 @@
-//! The owners of entries that a client was told of, the last ones: it may ask for the names
-//! of these alone. Owns how many are remembered. Looks nobody up: `owners` does.
+//! The owners that a client has seen in entries, the most recent ones: it may ask for the names of
+//! these alone. Owns their maximum. Looks up no account: `mirror::owners` does.
 
 use std::collections::HashSet;
 use verbatim_proto::owners::{OWNERS_MAX, Owner};
 use verbatim_proto::{Meta, Ties};
 
-/// How many owners a session surely remembers, those it told last: a page has `OWNERS_MAX`, and a
-/// client asks when it has a page. One that is forgotten has no name until it is told again.
+/// Owners that a session remembers at least: a page has `OWNERS_MAX`, and a client asks when it has
+/// a page. A forgotten owner has no name until another entry discloses it.
 const DISCLOSED_MAX: usize = 4 * OWNERS_MAX;
 
-/// The owners of entries that a client was told, twice `DISCLOSED_MAX` at most.
+/// Owners that the server has sent to the client, twice `DISCLOSED_MAX` at most.
 #[derive(Default)]
 pub(super) struct DisclosedOwners {
     now: HashSet<Owner>,
@@ -17,11 +17,11 @@ pub(super) struct DisclosedOwners {
 }
 
 impl DisclosedOwners {
-    /// Notes the owners of entries.
+    /// Remembers the owners of entries.
     pub fn note(&mut self, owned: impl Iterator<Item = (u32, u32)>) {
         let mut last = None;
         for (uid, gid) in owned {
-            // Most entries have the owners of the one before.
+            // Most entries have the owner of the entry before.
             if last.replace((uid, gid)) != Some((uid, gid)) {
                 self.add(Owner::user(uid));
                 self.add(Owner::group(gid));
@@ -42,12 +42,12 @@ impl DisclosedOwners {
     }
 }
 
-/// Whose something is, by its metadata.
+/// The user and group of an entry, by its metadata.
 pub(super) fn of_meta(meta: &Meta) -> (u32, u32) {
     (meta.uid, meta.gid)
 }
 
-/// The same, by its ties.
+/// The user and group of an entry, by its ties.
 pub(super) fn of_ties(ties: &Ties) -> (u32, u32) {
     (ties.uid, ties.gid)
 }

@@ -1,28 +1,29 @@
-//! Why a session is over: the client left, was refused, or its connection broke. Every activity
-//! of a session may end it; the dispatcher tells the client.
+//! Why a session ends: the client left, was refused, or its connection broke. Every activity of a
+//! session may end it; the dispatcher tells the client why.
 
 use verbatim_control::ControlError;
 use verbatim_proto::{Code, Fault};
 use verbatim_serve::rdma::registrations::check_released;
 
-/// Why a session is over.
+/// Why a session ends.
 pub(crate) enum End {
-    /// The client said goodbye, or hung up.
+    /// The client sent `Bye`, or closed its connection.
     Bye,
-    /// It is refused any further.
+    /// The server refuses to serve the client further.
     Refused(Fault),
     /// The connection broke.
     Lost(ControlError),
 }
 
 impl End {
-    /// The end of a client that did what it must not do.
+    /// Ends the session of a client that exceeded a limit or broke the protocol.
     pub fn refused(code: Code, text: impl Into<String>) -> Self {
         Self::Refused(Fault::new(code, text.into()))
     }
 }
 
-/// Goes on where devices have let go of memory; else the session ends.
+/// Ends the session if a device did not release memory: only the end of every queue pair revokes
+/// it.
 pub(super) fn end_if_unreleased(let_go: bool) -> Result<(), End> {
     Ok(check_released(let_go)?)
 }

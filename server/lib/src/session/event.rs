@@ -1,5 +1,5 @@
-//! What happens to a session beside the messages of its client: what jobs and workers
-//! tell it, in one queue of its own. `mod.rs` routes each to what it concerns.
+//! The events of a session: whatever jobs, workers and threads report, in one queue. The session's
+//! dispatcher (`mod.rs`) routes each event to its activity.
 
 use super::folder_watches::WatchEvent;
 use super::links::PairEvent;
@@ -10,20 +10,20 @@ use crate::rdma::pin_budget::PinEvent;
 use crate::worker::LinkEvent;
 use verbatim_serve::{Panicked, ReadEvent};
 
-/// What jobs and workers tell a session.
+/// An event of a job, a worker or a thread.
 pub(crate) enum Event {
-    /// A job panicked: what it would have told will never come.
+    /// A job panicked: its event will never come.
     Panicked,
     Read(ReadEvent),
     Write(WriteEvent),
     Namespace(namespace::NamespaceEvent),
     Mirror(mirror::MirrorEvent),
     Pair(PairEvent),
-    /// A data connection was made.
+    /// A data connection was accepted.
     Joined(Joined),
     Link(LinkEvent),
     Watch(WatchEvent),
-    /// Something is to be known about the pin budget.
+    /// The pin budget has memory again, or wants it back.
     Pins(PinEvent),
 }
 
@@ -100,7 +100,7 @@ impl From<Panicked> for Event {
 }
 
 impl Event {
-    /// Whether a job sent it: each job sends one.
+    /// Whether a job sent it: each job sends exactly one.
     pub fn is_of_job(&self) -> bool {
         !matches!(self, Self::Joined(_) | Self::Link(_) | Self::Watch(_) | Self::Pins(_))
     }

@@ -1,8 +1,9 @@
-//! Files that a client wants to read or write, until there are descriptors and memory
-//! for them: no client has so many open that none are left to others, and to the server
-//! itself. A file waits as long as its session has others open, whose end makes
-//! room; where it has none files wait for a while, and then each fails alone. Owns the files that
-//! wait, and opens none: the dispatcher hands those that have a place to the service of reads and to `writing`.
+//! Files that wait for file descriptors and memory before they are opened. Limits keep descriptors
+//! for other clients and for the server. A file waits as long as its session has other files open.
+//! A session without an open file waits a minute, then each of its files fails alone.
+//!
+//! Owns the queue, and opens nothing: the dispatcher hands ready files to the `ReadService` and to
+//! `writing`.
 
 use crate::limits::fair_pool::Taker;
 use crate::limits::file_room::Room;
@@ -16,35 +17,35 @@ use verbatim_proto::message::{CreateFile, FileId, OpenFile};
 use verbatim_proto::units::BATCH_FILES_MAX;
 use verbatim_proto::{Code, Fault};
 
-/// How long files of a session wait that has none open.
+/// How long a session without an open file waits for descriptors.
 pub(super) const FD_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// What a file takes that is read.
+/// Descriptors of a file that is read.
 const READ_DESCRIPTORS: usize = 1;
 
-/// What one takes that is written: its own, and that of its folder.
+/// Descriptors of a file that is written: its own and its folder's.
 const WRITE_DESCRIPTORS: usize = 2;
 
-/// What one takes that lasts: the same, and that of its journal.
+/// Descriptors of a file whose upload can be resumed: also its journal's.
 const LASTING_DESCRIPTORS: usize = 3;
 
-/// The files of a session that wait, as many as its machines let it have.
+/// The waiting files of a session; the machines bound their number.
 pub(super) struct FdQueue {
     descriptors: Arc<Taker>,
     memory: Arc<Taker>,
     reads: VecDeque<OpenFile>,
     writes: VecDeque<CreateFile>,
-    /// Since when none is open and one waits.
+    /// Since when files wait although the session has none open.
     pub since: Option<Instant>,
 }
 
-/// Files that have descriptors and memory, and are to be opened now.
+/// Files with descriptors and memory, ready to be opened.
 pub(super) struct ReadyFiles {
     pub reads: Vec<(OpenFile, Room)>,
     pub writes: Vec<(CreateFile, Room)>,
 }
 
-/// Files that waited too long, and why they fail.
+/// Files that waited too long, and the error of each.
 pub(super) struct TimedOut {
     pub reads: Vec<(FileId, Fault)>,
     pub writes: Vec<(FileId, Fault)>,
@@ -62,17 +63,17 @@ impl FdQueue {
         !self.reads.is_empty() || !self.writes.is_empty()
     }
 
-    /// Queues files that are to be read.
+    /// Queues files to read.
     pub fn queue_reads(&mut self, files: Vec<OpenFile>) {
         self.reads.extend(files);
     }
 
-    /// Queues files that are to be written.
+    /// Queues files to write.
     pub fn queue_writes(&mut self, files: Vec<CreateFile>) {
         self.writes.extend(files);
     }
 
-    /// Takes the next files for which there are places now; `None` where all others must wait.
+    /// The next files that have descriptors and memory; `None` where all others must wait.
     pub fn next_ready(&mut self) -> Option<ReadyFiles> {
         if self.waits() {
             let Self { descriptors, memory, reads, writes, .. } = self;
@@ -91,7 +92,7 @@ impl FdQueue {
         None
     }
 
-    /// Takes the files that waited too long.
+    /// The files that waited too long.
     pub fn time_out(&mut self) -> Option<TimedOut> {
         if self.since.is_none_or(|since| since.elapsed() < FD_WAIT_MAX) {
             return None;
@@ -102,7 +103,7 @@ impl FdQueue {
     }
 }
 
-/// Takes as many as have places now, in order, and no more than a message may name.
+/// Takes files in order while descriptors and memory last, at most one batch.
 fn take_ready<T>(
     (descriptors, memory): (&Arc<Taker>, &Arc<Taker>),
     files: &mut VecDeque<T>,

@@ -1,7 +1,7 @@
-//! Folders that a client watches. A thread watches each folder and sends the session one batch of
-//! changes whenever the client asks for one; changes that wait in the thread are bounded and count
-//! as memory of the client, and so do the folders. A client may watch each folder that it may read.
-//! Owns the watches of a session, which end with it.
+//! Folders that a client watches. A thread watches each folder, and sends the session one batch of
+//! changes whenever the client asks for one. The client's memory limit counts watched folders and
+//! waiting changes. Owns the watches of a session, which end with it; a client may watch any folder
+//! that it may read.
 
 use super::client::Client;
 use super::end::End;
@@ -20,33 +20,33 @@ const WATCHES_MAX: usize = 4;
 
 /// The watches of a session, by request.
 pub(super) struct FolderWatches {
-    /// Where the threads report changes.
+    /// Where the threads report.
     port: EventPort<WatchEvent>,
     watches: HashMap<u32, Watching>,
-    /// Those of which a change was found that no event told.
+    /// Watches that reported a change which the kernel had sent no event for.
     healed: HashSet<u32>,
 }
 
-/// A watched folder changed.
+/// A report of the thread that watches a folder.
 pub(crate) struct WatchEvent {
     pub request: u32,
     pub told: Told,
 }
 
 impl FolderWatches {
-    /// None yet; their threads will report to this port.
+    /// No watch yet; their threads will report to this port.
     pub fn new(port: EventPort<WatchEvent>) -> Self {
         Self { port, watches: HashMap::new(), healed: HashSet::new() }
     }
 
-    /// Does what the client asks of its watches.
+    /// Begins, continues or ends a watch, as the client asks.
     pub fn request(&mut self, client: &Client, request: WatchRequest) -> Result<(), End> {
         match request {
             WatchRequest::Begin { request, watch } => match self.begin(client, request, watch) {
                 Ok(()) => Ok(()),
                 Err(fault) => client.send(ended(request, fault)),
             },
-            // One that ended by itself is not known any more: its client hears of it.
+            // A watch that ended by itself is unknown here: its `Ended` is on the way.
             WatchRequest::More { request } => {
                 self.watches.get(&request).inspect(|watching| watching.more());
                 Ok(())
@@ -103,7 +103,7 @@ impl FolderWatches {
         self.healed.clear();
     }
 
-    /// Tells the client what the thread of a watch reported.
+    /// Sends the client what the thread of a watch reported.
     pub fn event(&mut self, client: &Client, event: WatchEvent) -> Result<(), End> {
         let WatchEvent { request, told } = event;
         if !self.watches.contains_key(&request) {
@@ -115,7 +115,7 @@ impl FolderWatches {
             }
             Told::Healed(count, path) => {
                 client.view.watch_healed(count);
-                // Once for each watch: whatever the cause is, more may follow.
+                // Logged once per watch: more may follow from the same cause.
                 if self.healed.insert(request) {
                     let session = client.id;
                     tracing::warn!(session, %path, count, "change found that no event told");
@@ -131,8 +131,8 @@ impl FolderWatches {
     }
 }
 
-/// Tells the session what its watch sees. It has the watch's place among those of the server,
-/// which is free when the thread is gone: that may be later than the watch.
+/// Makes the callback that sends a watch's reports to the session. The callback holds the watch's
+/// place in the limit of the server until the thread ends, which may be later than the watch.
 fn event_sender(
     request: u32,
     port: EventPort<WatchEvent>,
@@ -140,7 +140,7 @@ fn event_sender(
 ) -> impl FnMut(Told) + Send + 'static {
     move |told| {
         let _place = &place;
-        // A session that is gone needs no answer.
+        // The session may have ended: then nobody needs the report.
         port.blocking_send(WatchEvent { request, told });
     }
 }

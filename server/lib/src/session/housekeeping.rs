@@ -1,8 +1,9 @@
-//! What a session looks after once a second: whether its client may stay and is
-//! there, and what takes so long that the client should hear of it; and what else it
-//! tells unasked. With it the budgets of pins and memory, and the pace: what goes on when the
-//! session may have more, when it has waited in vain, and when it keeps what others wait for.
-//! `rdma::pin_budget` decides; windows are made by the service of reads, slots in `writing`.
+//! Housekeeping, once a second: expired credentials, idle clients, `Working` messages while a job
+//! takes long, and files that waited too long for descriptors. Also resumes windows and slots when
+//! the pin budget, the memory limit or the rate limit allows more.
+//!
+//! Ends a session that waited too long for memory, or hoards pins. `rdma::pin_budget` decides who
+//! hoards; `ReadService` makes windows, `writing` makes slots.
 
 use super::Session;
 use super::end::End;
@@ -16,17 +17,18 @@ use verbatim_control::{Policy, unix_now};
 use verbatim_proto::message::ServerMessage;
 use verbatim_proto::{Code, Fault};
 
-/// How long a session waits that has nothing in hand because there is no memory for it.
+/// How long a session with neither windows nor slots waits for memory.
 const MEMORY_WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Session {
-    /// Whether the client may stay; asked when keys change, and every second for its time.
+    /// Whether the credentials of the client are still valid; checked when keys change, and every
+    /// second because they expire.
     pub(super) fn check_standing(&self, policy: &watch::Receiver<Arc<Policy>>) -> Result<(), End> {
         let standing = policy.borrow().standing(&self.client.who, unix_now());
         standing.map_err(|text| End::Refused(Fault::new(Code::NotAuthenticated, text)))
     }
 
-    /// Whether nothing is under way for the client, and nothing of it is open.
+    /// Whether the session has no job, no held message and no open file.
     pub(super) fn is_idle(&self) -> bool {
         self.limits.under_way() == 0
             && self.held_message.is_none()
@@ -34,7 +36,7 @@ impl Session {
             && self.writing.machine.is_idle()
     }
 
-    /// Looks after what takes time; `silent` is how long nothing was heard.
+    /// Runs the housekeeping; `silent` is the time since the last message of the client.
     pub(super) fn tick(&mut self, silent: Duration) -> Result<(), End> {
         if self.limits.has_lost_event() {
             let text = "more happened at a time than the server can take";
@@ -50,7 +52,7 @@ impl Session {
         if works || self.fd_queue.waits() || self.waits_for_pins() || self.is_paced() {
             self.client.send(ServerMessage::Working)?;
         }
-        // A mirror's client may have much to hash on its own side before it asks again.
+        // The client of a mirror may hash for hours on its own side before it asks again.
         let idle = self.client.services.idle;
         let idle = if self.mirrors.is_open() { idle.max(MIRROR_IDLE_MAX) } else { idle };
         if self.is_idle() && silent > idle {
@@ -60,24 +62,24 @@ impl Session {
         Ok(())
     }
 
-    /// Whether anything waits only because the client was too fast.
+    /// Whether windows or grants wait only because of the rate limit.
     fn is_paced(&self) -> bool {
         self.pacing.waits() || self.writing.machine.holds_grants()
     }
 
-    /// How long until what waits may go on; none where nothing does.
+    /// How long the rate limit delays windows and grants; none where nothing waits.
     pub(super) fn pace_wait(&self) -> Option<Duration> {
         if self.is_paced() { self.pacing.wait() } else { None }
     }
 
-    /// Holds grants back while the client owes.
+    /// Withholds grants while the client is over its rate.
     pub(super) fn pace_grants(&mut self) {
         if self.pacing.owes() {
             self.writing.machine.hold_grants(true);
         }
     }
 
-    /// Goes on with what waited, unless another session of the client was quicker.
+    /// Resumes windows and grants, unless another session of the client used up the rate.
     pub(super) fn resume_paced(&mut self) -> Result<(), End> {
         if self.pacing.owes() {
             return Ok(());
@@ -89,7 +91,7 @@ impl Session {
         Ok(())
     }
 
-    /// The bell of the budget rang.
+    /// Handles an event of the pin budget.
     pub(super) fn pins_event(&mut self, event: PinEvent) -> Result<(), End> {
         match event {
             PinEvent::Available => {
@@ -102,7 +104,7 @@ impl Session {
                 *wait = wait.map(|now| since.unwrap_or(now));
                 Ok(())
             }
-            // Its client may come back.
+            // `TimedOut` lets its client reconnect.
             PinEvent::Hoarding => {
                 let text = "it kept registered memory for too long unread, and others wait";
                 Err(End::Refused(Fault::new(Code::TimedOut, text)))
@@ -110,27 +112,27 @@ impl Session {
         }
     }
 
-    /// More may be pinned, or less is wanted by others.
+    /// Leases windows that the pin budget or the memory limit delayed, or adapts their length.
     pub(super) fn lease_more(&mut self) {
         self.reading.lease_more(&self.pacing);
     }
 
-    /// Whether windows or slots wait until more may be pinned.
+    /// Whether windows or slots wait for the pin budget.
     pub(super) fn waits_for_pins(&self) -> bool {
         self.reading.waits() || self.writing.waits()
     }
 
-    /// Looks again, once a second: a bell may be missed, and a hoarder must be found.
+    /// Retries once a second: an event may be lost, and a hoarding client must be found.
     pub(super) fn retry_pins(&mut self) -> Result<(), End> {
         if self.waits_for_pins() {
-            // Now, not later: who is refused again waits, and that is looked at next.
+            // At once: windows that are refused again count as waiting in the check below.
             self.pins_event(PinEvent::Available)?;
         }
-        // Who has some goes on with that, more slowly.
+        // A session that has some windows or slots continues with them, more slowly.
         let stands = self.reading.waits() && !self.reading.has_windows()
             || self.writing.waits() && !self.writing.has_slots();
         match self.client.memory_wait {
-            // Then nobody's pins are in the way.
+            // The memory limit is the cause, and evicting pins of others would not help.
             Some(since) if stands && since.elapsed() >= MEMORY_WAIT_MAX => {
                 let text = format!(
                     "the server had no memory for what this session moves in {} s: this client \

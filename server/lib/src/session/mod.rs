@@ -1,10 +1,11 @@
-//! One client's session: its machines, its domain, its links. A single task
-//! takes messages of the client and events of jobs and workers, feeds the
-//! machines, and does what they ask. It never blocks: file work is done by
-//! jobs on the blocking pool, data work by the workers.
+//! Owns one client's session: its protocol machines, its domain and its links. One task takes
+//! messages of the client and events of jobs and workers, feeds them to the machines, and carries
+//! out their effects. Never blocks: jobs on the blocking pool do file work, workers move data.
+//! `net` and `server` stand above it; `exports`, `limits`, `observe`, `worker` and `verbatim_serve`
+//! below.
 //!
-//! `ReadService`, `writing`, `namespace` and `mirror` each do one kind of work; this file only
-//! routes. Dropping a session ends its links and frees its regions.
+//! `ReadService`, `writing`, `namespace` and `mirror` do the work; this file only routes. Dropping
+//! a session ends its links and frees its regions.
 
 mod backpressure;
 mod client;
@@ -63,7 +64,7 @@ use writing::{WriteEvent, WriteOut, Writing};
 pub(crate) struct Session {
     client: Client,
     limits: Arc<JobLimits>,
-    /// Bytes of messages that were heard in front of them, and the memory they count for.
+    /// Bytes of requests that were read ahead of busy threads, and the memory that counts them.
     ahead_bytes: usize,
     ahead: Vec<Place>,
     links: Links,
@@ -79,11 +80,11 @@ pub(crate) struct Session {
     disclosed_owners: DisclosedOwners,
 }
 
-/// Events taken before what they call for is done.
+/// Events that are handled before the session looks at its other sources.
 const EVENTS_AT_ONCE: usize = 16;
 
 impl Session {
-    /// A session for a client that was welcomed.
+    /// A session for a client that was accepted.
     pub fn new(
         services: Arc<Services>,
         outbox: Outbox<ServerMessage>,
@@ -148,8 +149,8 @@ impl Session {
         (session, receiver)
     }
 
-    /// Serves the client until it is over. `stopping` turns true when the server drains; the
-    /// policy says whether the client may stay.
+    /// Serves the client until the session ends. `stopping` turns true when the server drains; the
+    /// policy says whether the client's credentials are still valid.
     pub async fn run(
         mut self,
         mut receiver: Receiver<ClientMessage>,
@@ -165,7 +166,7 @@ impl Session {
             if *stopping.borrow() && self.is_idle() {
                 break End::Refused(Fault::new(Code::Stopping, "the server is stopping"));
             }
-            // Who is not heard is not silent.
+            // A client whose messages are not read is not silent.
             heard = if self.accepts_requests() { heard } else { Instant::now() };
             let paced = self.pace_wait();
             let result = tokio::select! {
@@ -179,19 +180,19 @@ impl Session {
                     }
                 }
                 Some(event) = events.recv() => {
-                    // What is there already is cheaper to take at once.
+                    // Events that are queued already are cheaper to handle at once.
                     let rest = std::iter::from_fn(|| events.try_recv().ok()).take(EVENTS_AT_ONCE);
                     let mut events = std::iter::once(event).chain(rest);
                     events.try_for_each(|event| self.event(event).and_then(|()| self.run_effects()))
                 }
-                // Then it is heard again.
+                // Then its messages are read again.
                 () = unread.less(), if unread.is_much() => Ok(()),
                 _ = working.tick() => {
                     self.tick(heard.elapsed()).and_then(|()| self.check_standing(&policy))
                 }
                 _ = stopping.changed() => Ok(()),
                 Ok(()) = policy.changed() => self.check_standing(&policy),
-                // Made only where it is waited for: it looks at the clock.
+                // Created only where a deadline exists: it reads the clock.
                 () = async { tokio::time::sleep(paced.unwrap_or_default()).await },
                     if paced.is_some() => self.resume_paced(),
             };
@@ -199,13 +200,13 @@ impl Session {
                 break end;
             }
         };
-        // What waits for a thread is not begun for a client that is gone.
+        // Jobs that wait for a thread do not start for a client that is gone.
         drop(events);
         self.finish(end).await;
     }
 
-    /// Takes a message, and those that came with it. What each calls for is done before the next,
-    /// which may be a goodbye.
+    /// Handles a message and those that arrived with it. The effects of each are carried out before
+    /// the next, which may be `Bye`.
     fn handle_messages(
         &mut self,
         first: ClientMessage,
@@ -222,7 +223,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes a message, or holds it until the ports that its files may not move to are left.
+    /// Handles a message, or holds it until links to ports that its files may not use are dead.
     fn handle_or_hold(&mut self, message: ClientMessage) -> Result<(), End> {
         let waits = port_admission::leave_ports(&self.client, &mut self.links, &message)?;
         self.carry_link_news();
@@ -233,7 +234,7 @@ impl Session {
         Ok(())
     }
 
-    /// A link died: what waits for the last of them goes on.
+    /// A link died: if it was the last to wait for, handles the held message.
     fn resume_held_message(&mut self) -> Result<(), End> {
         match self.held_message.take() {
             Some(held) if port_admission::has_links_to_leave(&self.client, &self.links) => {
@@ -328,7 +329,7 @@ impl Session {
         Ok(())
     }
 
-    /// A job reports a queue pair that is being made.
+    /// Handles an event of queue pair set-up.
     fn pair_event(&mut self, event: PairEvent) -> Result<(), End> {
         self.links.pair_event(&self.client, event)?;
         self.carry_link_news();
@@ -336,7 +337,7 @@ impl Session {
         self.resume_held_message()
     }
 
-    /// A worker reports a link, or what it did with a chunk.
+    /// Handles an event of a worker: a link's, or a chunk's.
     fn link_event(&mut self, event: LinkEvent) -> Result<(), End> {
         match event {
             LinkEvent::Notified { link, tag } => {
@@ -358,14 +359,14 @@ impl Session {
         }
     }
 
-    /// The client wants a link dead.
+    /// Ends a link on the client's request.
     fn fence(&mut self, link: LinkId) -> Result<(), End> {
         self.links.fence(&self.client, link)?;
         self.writing.machine.fence(link);
         Ok(())
     }
 
-    /// Tells other activities what happened to links.
+    /// Tells other activities about links.
     fn carry_link_news(&mut self) {
         while let Some(news) = self.links.next_news() {
             match news {
@@ -377,7 +378,7 @@ impl Session {
         }
     }
 
-    /// Does what the writing machine asks.
+    /// Carries out an effect of the writing machine.
     fn write_effect(&mut self, effect: ServerEffect) -> Result<(), End> {
         let out = self.writing.effect(&mut self.client, &mut self.links, effect)?;
         self.carry_link_news();
@@ -392,7 +393,7 @@ impl Session {
         Ok(())
     }
 
-    /// Does what the machines ask, until they ask for nothing more.
+    /// Carries out the effects of both machines until none is left.
     fn run_effects(&mut self) -> Result<(), End> {
         loop {
             if let Some(out) = self.reading.next(&mut self.pacing) {
@@ -406,7 +407,7 @@ impl Session {
         }
     }
 
-    /// Does what reading leaves to others.
+    /// Carries out what the `ReadService` leaves to the session.
     fn read_out(&mut self, out: ReadOut) -> Result<(), End> {
         match out {
             ReadOut::Send(reply) => self.client.send(ServerMessage::Read(reply))?,
@@ -417,20 +418,20 @@ impl Session {
         Ok(())
     }
 
-    /// Has files opened that are to be read, when there are places for them.
+    /// Queues files to read, and opens those that descriptors are free for.
     fn open(&mut self, files: Vec<OpenFile>) {
         self.fd_queue.queue_reads(files);
         self.open_waiting();
     }
 
-    /// The same of files that are to be written.
+    /// The same for files to write.
     fn create(&mut self, files: Vec<CreateFile>) {
         self.fd_queue.queue_writes(files);
         self.open_waiting();
     }
 
-    /// Has those opened that there are places for now. Called whenever something happened, and
-    /// every second: another session that closes files does not report it.
+    /// Opens queued files while descriptors are free. Called after every event, and every second:
+    /// another session that closes files sends no event.
     fn open_waiting(&mut self) {
         while let Some(ReadyFiles { reads, writes }) = self.fd_queue.next_ready() {
             if !reads.is_empty() {
@@ -443,7 +444,7 @@ impl Session {
         }
     }
 
-    /// Fails the files that waited too long for places.
+    /// Fails the files that waited too long for descriptors.
     fn time_out_opening(&mut self) {
         let Some(TimedOut { reads, writes }) = self.fd_queue.time_out() else { return };
         if !reads.is_empty() {
@@ -457,8 +458,8 @@ impl Session {
     async fn finish(mut self, end: End) {
         self.links.end_all(&self.client);
         self.writing.revoke_direct_writes(&self.client);
-        // Before the goodbye, which may take a while: its client may be back already, and wants
-        // what lasts of its files.
+        // Before the last message, which may take a while: the client may have reconnected, and
+        // wants its partial files.
         self.reading.end();
         drop(self.writing);
         self.watches.end_all();
@@ -475,7 +476,7 @@ impl Session {
             End::Refused(fault) => {
                 tracing::warn!(session, code = ?fault.code, cause = %fault, "session refused");
                 self.client.view.trouble(&fault);
-                // It is over either way.
+                // The session ends either way.
                 let _ = self.client.outbox.push_last(&ServerMessage::Refused(fault));
             }
         }
@@ -485,7 +486,7 @@ impl Session {
     }
 }
 
-/// The jobs of an activity, whose answers `count` adds to the counters.
+/// The jobs of an activity; `count` adds their answers to the counters.
 fn jobs_of<E: Send + 'static>(
     (limits, semaphores, events, view): (
         &Arc<JobLimits>,
@@ -503,7 +504,7 @@ where
     Jobs::new(limits.clone(), semaphores.clone(), EventPort::of(events), count)
 }
 
-/// Counts nothing, for answers that no counter is about.
+/// For answers without a counter.
 fn uncounted<E>(_: &E, _: &View, _: Duration) {}
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
-//! The pace of a session whose client may move only so much a second: windows are put off and
-//! grants held back while its client owes, and both go on when it is time. Nothing
-//! blocks, and no worker waits. `limits::rate` counts, for all sessions of a client; the
-//! dispatcher holds back the grants and asks for the windows again.
+//! The rate limit of a session: defers windows and withholds grants while its client is over its
+//! rate. Never blocks, and no worker waits. `limits::rate` has the token bucket, which all sessions
+//! of a client share; the dispatcher withholds the grants and asks for the windows again.
 
 use super::Services;
 use crate::limits::rate::Pace;
@@ -10,18 +9,18 @@ use std::sync::Arc;
 use std::time::Duration;
 use verbatim_serve::host;
 
-/// The pace of a session.
+/// The rate limit of a session.
 pub(super) struct Pacing {
     services: Arc<Services>,
     view: Arc<View>,
     pace: Option<Pace>,
-    /// Whether windows wait for their time.
+    /// Whether windows were deferred.
     deferred: bool,
     logged: bool,
 }
 
 impl Pacing {
-    /// The pace of the client that this session is of.
+    /// The rate limit of the session's client.
     pub fn of(services: &Arc<Services>, view: &Arc<View>) -> Self {
         let pace = services.paces.of(&view.who, view.peer.ip(), services.paces.now());
         Self {
@@ -33,12 +32,12 @@ impl Pacing {
         }
     }
 
-    /// Whether windows wait only because the client was too fast.
+    /// Whether windows wait only because of the rate limit.
     pub fn waits(&self) -> bool {
         self.deferred
     }
 
-    /// How long until what waits may go on; none where clients may be as fast as they can.
+    /// How long until the client is within its rate; none without a limit.
     pub fn wait(&self) -> Option<Duration> {
         let pace = self.pace.as_ref()?;
         Some(pace.wait(self.services.paces.now()).unwrap_or_default())
@@ -51,7 +50,7 @@ impl Pacing {
         }
     }
 
-    /// Whether the client has to wait.
+    /// Whether the client is over its rate.
     pub fn owes(&mut self) -> bool {
         let owes = self.wait().is_some_and(|wait| !wait.is_zero());
         if owes {
@@ -60,7 +59,7 @@ impl Pacing {
         owes
     }
 
-    /// Goes on: says whether windows waited.
+    /// Whether windows were deferred; they no longer are.
     pub fn take_deferred(&mut self) -> bool {
         std::mem::take(&mut self.deferred)
     }

@@ -1,6 +1,6 @@
-//! What the server's sessions give the service of reads: the exports as their client sees them,
-//! digests, holes, its share of the memory; and what people see of the session. Decides nothing:
-//! `exports` says which paths a client may read, `limits` how much memory it has.
+//! Connects the `ReadService` to the server: the client's exports, digests, holes, its memory
+//! limit, and the counters of the session. Decides nothing: `exports` says which paths a client may
+//! read, `limits` how much memory it may have.
 
 use super::Services;
 use super::client::Client;
@@ -29,7 +29,7 @@ pub(super) struct ReadableFiles {
     chunk_bytes: u32,
 }
 
-/// The service of this client's reads, whose jobs answer into this port.
+/// The `ReadService` of this client; its jobs answer to this port.
 pub(super) fn serve_reads(
     client: &Client,
     limits: &Arc<JobLimits>,

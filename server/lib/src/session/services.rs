@@ -1,5 +1,5 @@
-//! What all sessions of a server share: exports, digests, workers, the device. Made
-//! once by the listener; a session changes none of it but through what is in it.
+//! What all sessions of a server share: exports, digests, workers, devices, limits. `server` builds
+//! it once; a session changes it only through the types in it.
 
 use super::sync_lock::LockRegistry;
 use crate::exports::dense_files::Surveys;
@@ -22,40 +22,40 @@ use verbatim_fabric::worker::WorkerHandle;
 use verbatim_files::accounts::Accounts;
 use verbatim_files::bare::Bare;
 
-/// What all sessions share.
+/// What all sessions of a server share.
 pub(crate) struct Services {
     pub exports: Exports,
-    /// What was written into them before this server began.
+    /// Bytes and files in the exports that earlier runs of the server counted.
     pub written: Counts,
     pub hashing: Arc<Hashing>,
-    /// What each client has of what all share.
+    /// The limits of each client.
     pub shares: Shares,
     pub surveys: Surveys,
     pub bare: Arc<Bare>,
     pub workers: Vec<WorkerHandle<Command>>,
-    /// How many of them, the first, have links of a device.
+    /// How many of them, from the first, may have links of a device.
     pub device_workers: usize,
     pub joins: Joins,
     /// Which client locked which target of a mirror.
     pub locks: Arc<LockRegistry>,
-    /// The accounts that this machine had at the start.
+    /// The accounts of this machine at the start.
     pub accounts: Accounts,
     pub next_link: AtomicU64,
     pub sim: Option<SimNet>,
     pub rdma: Rdma,
     pub observatory: Arc<Observatory>,
-    /// How fast each client may be.
+    /// The rate limits of all clients.
     pub paces: Paces,
     pub links_max: u16,
     pub idle: Duration,
-    /// Room for walks that hash.
+    /// Permits of walks that hash.
     pub hashed_walks: Arc<Semaphore>,
-    /// What gives memory back when clients are gone.
+    /// Returns freed memory to the system when clients are gone.
     pub trimmer: Arc<Trimmer>,
 }
 
 impl Services {
-    /// What of this is shown to people.
+    /// The part that status page and metrics show.
     pub fn watched(&self) -> Watched {
         Watched {
             rails: self.rdma.clone(),

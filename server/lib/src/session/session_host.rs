@@ -1,6 +1,6 @@
-//! The begin of a session: greets an authenticated client or refuses it, decides what it
-//! sees of the exports, and runs its session until it is over. Owns how many sessions there
-//! are and their numbers. Authenticates nobody: `net::accept` does, which calls it.
+//! Starts sessions: answers an authenticated client with `Welcome` or an error, resolves its view
+//! of the exports, and runs its session to the end. Owns the ids of sessions and their maximum.
+//! Authenticates nobody: `net::accept` does, and calls this.
 
 use super::{Services, Session};
 use crate::exports::client_view::{Reach, Visitor};
@@ -17,7 +17,7 @@ use verbatim_proto::units::is_chunk_size;
 use verbatim_proto::{Code, Fault};
 use verbatim_telemetry::labels::Entry;
 
-/// Begins the sessions of a server.
+/// Starts the sessions of a server.
 pub(crate) struct SessionHost {
     services: Arc<Services>,
     refusals: Arc<Refusals>,
@@ -26,7 +26,7 @@ pub(crate) struct SessionHost {
 }
 
 impl SessionHost {
-    /// No session has begun yet.
+    /// No session yet.
     pub fn new(services: Arc<Services>, refusals: Arc<Refusals>, sessions_max: u32) -> Self {
         Self { services, refusals, sessions_max, next_session: AtomicU64::new(1) }
     }
@@ -73,7 +73,7 @@ impl Host for SessionHost {
         };
         let refused = matches!(welcome, ServerMessage::Refused(_));
         if outbox.push(&welcome).is_err() || refused {
-            // Whoever asked is gone, or learns why as the connection closes.
+            // The client is gone, or reads the reason as the connection closes.
             let _ = outbox.close().await;
             return;
         }

@@ -1,8 +1,8 @@
-//! Locks of targets that mirrors write: one session locks a folder, all sessions know which client
-//! locked it, and a job that still changes the folder keeps the lock when its session is over.
-//! Sessions of one run hand a lock on to one another: a run that follows its source has its target
-//! locked between two passes as well, by a session that only stays. Owns these locks and how long a
-//! request waits for one; `mirror` asks for them.
+//! Locks of sync targets: one session locks a folder, and all sessions can name the client that has
+//! it. A job that still changes the folder keeps the lock after its session has ended. Sessions of
+//! one run (`--watch`) hand the lock to each other, so the target stays locked between two passes.
+//!
+//! Owns these locks and the time that a request waits for one. `mirror` asks for them.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -12,35 +12,35 @@ use std::time::{Duration, Instant};
 use verbatim_files::hold::{Hold, NotHeld, describe_process, which};
 use verbatim_proto::{Code, Digest, Fault, Twin, WirePath};
 
-/// How long a request waits for a lock that an earlier session still has, with all its files.
+/// How long a request waits for a lock that an earlier session has not released.
 pub(super) const HELD_MAX: Duration = Duration::from_secs(2);
 
-/// How often it is looked whether it still must.
+/// How often a request retries the lock.
 pub(super) const HELD_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The locks of all sessions.
 #[derive(Default)]
 pub(crate) struct LockRegistry {
-    /// Which client locked which folder.
+    /// The client that locked each folder.
     holders: Mutex<HashMap<Twin, String>>,
     /// The locks of runs, by client and key of the run; at least one session has each.
     keepers: Mutex<HashMap<(String, Digest), Weak<RunLock>>>,
 }
 
 impl LockRegistry {
-    /// Tells all sessions which client locked a folder.
+    /// Lists a folder as locked by a client.
     pub fn list(&self, folder: Twin, who: &str) {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
         holders.insert(folder, who.to_owned());
     }
 
-    /// Tells all sessions that a folder is not locked.
+    /// Lists a folder as not locked.
     pub fn unlist(&self, folder: Twin) {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner).remove(&folder);
     }
 }
 
-/// The lock of a run on its target, while none of its sessions works there.
+/// The lock of a run on its target, while none of its sessions uses the target.
 pub(crate) struct RunLock {
     who: String,
     key: Digest,
@@ -49,7 +49,7 @@ pub(crate) struct RunLock {
 }
 
 impl RunLock {
-    /// The lock of a run; all of its sessions share one.
+    /// The lock of a run, which all of its sessions share.
     pub fn of(registry: &Arc<LockRegistry>, who: &str, key: Digest) -> Arc<Self> {
         let mut keepers = registry.keepers.lock().unwrap_or_else(PoisonError::into_inner);
         let known = keepers.get(&(who.to_owned(), key)).and_then(Weak::upgrade);
@@ -67,14 +67,14 @@ impl RunLock {
         hold.take_if(|hold| hold.folder == folder)
     }
 
-    /// Keeps a lock for the next session, in place of the one before.
+    /// Keeps a lock for the next session, and releases the one before.
     pub fn put(&self, hold: Hold) {
         let folder = hold.folder;
         let mut kept = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
         self.registry.list(folder, &self.who);
         let old = kept.replace(hold);
         drop(kept);
-        // Before it is let go of: who has it then is listed by himself.
+        // Unlisted before its release: the next owner lists itself.
         old.iter().for_each(|old| self.registry.unlist(old.folder));
     }
 }
@@ -85,14 +85,14 @@ impl Drop for RunLock {
         hold.iter().for_each(|hold| self.registry.unlist(hold.folder));
         let mut keepers = self.registry.keepers.lock().unwrap_or_else(PoisonError::into_inner);
         let name = (self.who.clone(), self.key);
-        // Another session of the run may have come meanwhile, and has a new one.
+        // Another session of the run may have registered a new one meanwhile.
         if keepers.get(&name).is_some_and(|run| run.strong_count() == 0) {
             keepers.remove(&name);
         }
     }
 }
 
-/// The lock of a session on a target. All sessions know which client has it.
+/// The lock of a session on a target. The registry lists its client.
 pub(crate) struct SyncLock {
     pub folder: Twin,
     hold: Option<Hold>,
@@ -109,27 +109,27 @@ impl Drop for SyncLock {
     }
 }
 
-/// A tree that the server builds beside a target, as jobs know it that change it.
+/// A staging tree, as jobs that change it see it.
 pub(super) trait StagingTree: Send + Sync {
-    /// Where the tree is, export first.
+    /// The path of the tree, export first.
     fn path(&self) -> &WirePath;
 
-    /// Makes something of the tree what the target has: at `path` below the export, and at `below`
-    /// of the tree.
+    /// Restores an entry of the tree to the target's version: `path` is below the export, `below`
+    /// is below the tree.
     fn revert(&self, path: &WirePath, below: &WirePath) -> Result<(), Fault>;
 }
 
-/// The locks that a job keeps while it changes a target: no other client may lock the target
-/// before the job is done, also where its session is over.
+/// The locks that a job keeps while it changes a target: no other client may lock the target before
+/// the job is done, even if its session has ended.
 pub(super) struct LockCarrier {
-    /// Whether nobody waits for answers any more.
+    /// Whether the client is gone.
     pub cancelled: Arc<AtomicBool>,
     pub _locks: Vec<Arc<SyncLock>>,
     pub trees: Vec<Arc<dyn StagingTree>>,
 }
 
 impl LockCarrier {
-    /// Refuses what was to be done for a client that is gone: it may come back with other wishes.
+    /// Refuses changes for a client that is gone: it may reconnect with others.
     pub fn check_client(&self) -> Result<(), Fault> {
         match self.cancelled.load(Ordering::Relaxed) {
             true => Err(Fault::new(Code::Interrupted, "the client is gone")),
@@ -137,7 +137,7 @@ impl LockCarrier {
         }
     }
 
-    /// The tree beside a target that a path is in, and the path from the root of that tree.
+    /// The staging tree that a path is in, and the path below its root.
     pub fn tree_of(&self, path: &WirePath) -> Option<(&dyn StagingTree, WirePath)> {
         let tree = self.trees.iter().find(|tree| path.is_below(tree.path()))?;
         let below = path.as_bytes().get(tree.path().as_bytes().len()..)?;
@@ -145,7 +145,7 @@ impl LockCarrier {
     }
 }
 
-/// For which client a target is locked.
+/// The client that asks for a lock.
 pub(super) struct LockOwner<'a> {
     pub registry: &'a Arc<LockRegistry>,
     pub who: &'a str,
@@ -154,8 +154,8 @@ pub(super) struct LockOwner<'a> {
 }
 
 impl LockOwner<'_> {
-    /// Locks a folder for a client, which is named to all others that want the lock. Waits a
-    /// little for an earlier session of the client that has not released it yet.
+    /// Locks a folder, and lists its client. Waits briefly for an earlier session of the client
+    /// that has not released the lock.
     pub fn take(
         &self,
         path: &WirePath,
@@ -181,14 +181,14 @@ impl LockOwner<'_> {
     }
 
     fn take_free(&self, fd: OwnedFd, what: &str) -> Result<Hold, NotHeld> {
-        // No other session asks in between which client has it.
+        // No other session may look up the owner in between.
         let mut holders = self.registry.holders.lock().unwrap_or_else(PoisonError::into_inner);
         let hold = Hold::take(fd, what)?;
         holders.insert(hold.folder, self.who.to_owned());
         Ok(hold)
     }
 
-    /// Says why a target is not locked, and which client has it.
+    /// The error that names the owner of the lock.
     pub fn why_not(
         &self,
         error: NotHeld,
@@ -206,8 +206,8 @@ impl LockOwner<'_> {
     }
 }
 
-/// Tries to lock a target until it is locked, or another had it for too long: a client
-/// that was cut off is often back before the last change of its session is done.
+/// Retries a lock until `HELD_MAX`: a disconnected client often reconnects before the last change
+/// of its session is done.
 pub(super) fn wait_for_lock<T>(mut take: impl FnMut() -> Result<T, NotHeld>) -> Result<T, NotHeld> {
     let until = Instant::now() + HELD_MAX;
     loop {
@@ -218,7 +218,7 @@ pub(super) fn wait_for_lock<T>(mut take: impl FnMut() -> Result<T, NotHeld>) -> 
     }
 }
 
-/// Says who has a target.
+/// The error that names the client or process with the lock.
 fn held_by(
     holders: &HashMap<Twin, String>,
     folder: Option<Twin>,

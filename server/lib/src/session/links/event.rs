@@ -1,5 +1,5 @@
-//! What jobs report of queue pairs that are being made. Apart from what makes them, because the
-//! sum of all events of a session names it.
+//! Events of the jobs that set up queue pairs. In a file of their own, because the session's
+//! `Event` names them and `Links` stands above that.
 
 use crate::observe::session_stats::View;
 use crate::rdma::registrations::ConnectedQp;
@@ -7,11 +7,11 @@ use std::time::Duration;
 use verbatim_fabric::FabricError;
 use verbatim_proto::message::LinkId;
 
-/// What jobs report of queue pairs.
+/// What a job reports of a queue pair.
 pub(crate) enum PairEvent {
-    /// A link is to end at this rail, or at none.
+    /// The device joined: the link ends at this rail. Or the error.
     Joined(LinkId, Result<u16, FabricError>),
-    /// It was made, or not.
+    /// The queue pair is connected. Or the error.
     Made(LinkId, Result<ConnectedQp, FabricError>),
 }
 

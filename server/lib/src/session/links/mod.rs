@@ -1,11 +1,10 @@
-//! The links of a session: made on request, handed to a worker each, killed on
-//! request or when they die. A link's name is used once. Those of a device are made
-//! by jobs (`qp_setup`). What other activities are to do about a link waits as `LinkNews`,
-//! which the dispatcher takes after each call.
+//! Owns the links of a session: makes them on request, hands each to a worker, and ends them on
+//! request or when they die. A link's name is used once. Never moves data, and calls no other
+//! activity: news wait as `LinkNews`, which the dispatcher fetches after each call. Above it stand
+//! `writing` and the dispatcher, below it the workers; `qp_setup` makes the links of devices.
 //!
-//! Also owns the memory for a client that tries its links: `rdma-doctor` reads and writes it, and
-//! nobody looks at what is in it. One probe a session, of a mebibyte each way at most, counted
-//! against the pin budget; it goes with the session's domain.
+//! Also owns the memory that `rdma-doctor` reads and writes to probe links: one probe per session,
+//! at most a mebibyte each way, counted against the pin budget and freed with the session's domain.
 
 mod event;
 pub(crate) mod port_admission;
@@ -35,57 +34,57 @@ use verbatim_proto::{Code, Fault};
 use verbatim_serve::{EventPort, Jobs};
 use verbatim_telemetry::labels::{Fallback, Transport};
 
-/// Where the links of a session are.
+/// The links of a session.
 pub(super) struct Links {
-    /// Where workers report them.
+    /// Where workers report links.
     events: EventPort<LinkEvent>,
-    /// Where data connections come that were expected.
+    /// Where `net` delivers data connections that a ticket admitted.
     tickets: EventPort<Joined>,
     live: HashMap<LinkId, LiveLink>,
     pub setup: QpSetup,
     /// The newest epoch of each stream.
     epochs: HashMap<u16, u16>,
-    /// The streams that had a queue pair.
+    /// The streams that ever had a queue pair.
     paired: HashSet<u16>,
     /// Links that ended by themselves and are not counted as lost yet, by stream: a client that
-    /// says goodbye closes its links, and the server may see that before the goodbye.
+    /// leaves closes its links, and the server may see that before its `Bye`.
     ended: HashMap<u16, (Transport, Instant)>,
-    /// Whether the client was lent memory to try them with.
+    /// Whether the client has had its probe.
     probed: bool,
-    /// What no other activity knows yet.
+    /// News that the dispatcher has not fetched.
     news: VecDeque<LinkNews>,
 }
 
-/// What other activities are to know of links.
+/// What other activities must know of links.
 pub(super) enum LinkNews {
-    /// Chunks may be written over this link from now on.
+    /// The link is up: chunks may be written over it.
     Up(LinkId),
-    /// Nothing of this link can land any more.
+    /// The link is dead: no write of it can land any more.
     Dead(LinkId),
-    /// A device joined: windows are registered there as well from now on.
+    /// A device joined: windows are registered there from now on, too.
     DeviceJoined,
-    /// The client can write straight into files.
+    /// The client supports direct writes into files.
     KnowsDirectWrites,
 }
 
-/// Where a live link is.
+/// A link that a worker has.
 struct LiveLink {
     key: LinkKey,
     worker: usize,
     transport: Transport,
-    /// Whether its end was asked for.
+    /// Whether the session has asked the worker to end it.
     ending: bool,
-    /// The rail it ends at, and what counts the client's port as used for as long as it lives;
-    /// none for links without a device.
+    /// The rail that it ends at, and the guard that counts the client's port as used; none for
+    /// links without a device.
     port: Option<(u16, Passage)>,
 }
 
-/// A link that ended by itself this long ago was lost, if its session goes on.
+/// A link that ended by itself counts as lost if its session is still there after this time.
 const LOST_AFTER: Duration = Duration::from_secs(1);
 
 impl Links {
-    /// None yet. Workers report to `events`, data connections to `tickets`, the pin budget to
-    /// `bell`.
+    /// No link yet. Workers report to `events`, data connections to `tickets`, the pin budget to
+    /// `on_pin_event`.
     pub fn new(
         events: EventPort<LinkEvent>,
         tickets: EventPort<Joined>,
@@ -105,17 +104,17 @@ impl Links {
         }
     }
 
-    /// The next thing that other activities are to know.
+    /// The next news for other activities.
     pub fn next_news(&mut self) -> Option<LinkNews> {
         self.news.pop_front()
     }
 
-    /// Where workers report links, and what they do with them.
+    /// The port where workers report links and chunks.
     pub fn events(&self) -> EventPort<LinkEvent> {
         self.events.clone()
     }
 
-    /// The links that have a device, or will, and the client's port of each.
+    /// The links of devices, live or pending, and the client's port of each.
     pub fn gids(&self) -> impl Iterator<Item = (LinkId, [u8; 16])> {
         let live = self.live.iter();
         let live =
@@ -123,7 +122,7 @@ impl Links {
         live.chain(self.setup.gids())
     }
 
-    /// How many there are that nobody asked to end, and how many in all.
+    /// The number of links that are not ending, and of all.
     #[cfg(test)]
     pub fn count(&self) -> (usize, usize) {
         let up = self.live.values().filter(|live_link| !live_link.ending).count();
@@ -146,7 +145,7 @@ impl Links {
         }
     }
 
-    /// Takes the name of a link, unless it is over or there is no room.
+    /// Records the epoch of a link, unless it is over or there are too many links.
     fn begin_epoch(&mut self, client: &Client, link: LinkId) -> Result<(), Fault> {
         if link.index >= client.services.links_max {
             let text = format!("a session may have {} links", client.services.links_max);
@@ -164,8 +163,8 @@ impl Links {
         Ok(())
     }
 
-    /// Ends what had the name before, so that there are never more links than names: a client
-    /// that asks for the next epoch uses the last no more, fenced or not.
+    /// Ends older epochs of the same stream, so that there are never more links than streams: a
+    /// client that asks for the next epoch no longer uses the last one, fenced or not.
     fn end_older(&mut self, client: &Client, link: LinkId) -> Result<(), End> {
         let live = self.live.iter();
         let older = live.filter(|(id, live_link)| id.index == link.index && !live_link.ending);
@@ -174,14 +173,15 @@ impl Links {
         self.setup.abandon_older(client, link)
     }
 
-    /// Makes a link, or begins to: of that its client hears later.
+    /// Makes a link, or starts to: then the client gets its answer later.
     fn make_link(
         &mut self,
         client: &Client,
         link: LinkId,
         offer: LinkOffer,
     ) -> Result<Option<LinkAnswer>, Fault> {
-        // Whatever was offered: an export that moves encrypted only leaves no choice.
+        // Whatever the client offered: an export that requires encryption allows only sealed
+        // connections.
         if let Some(reason) = client.reach.must_seal() {
             let secret = random_secret()?;
             client.view.fell_back(Fallback::Encrypted);
@@ -192,7 +192,7 @@ impl Links {
         Ok(Some(match offer {
             LinkOffer::Tcp => {
                 let secret = random_secret()?;
-                // One that is lost may be made anew: a stream falls back when TCP takes its place.
+                // A lost queue pair may be made again: a stream falls back when TCP replaces it.
                 client.view.fell_back(match self.paired.contains(&link.index) {
                     true => Fallback::Lost,
                     false => client.services.observatory.why_tcp(),
@@ -219,7 +219,7 @@ impl Links {
         }))
     }
 
-    /// A data connection came in.
+    /// Adopts a data connection that the client opened with a ticket.
     pub fn joined(&mut self, client: &Client, Joined { link, arrived }: Joined) {
         if self.epochs.get(&link.index) != Some(&link.epoch) {
             return tracing::debug!(session = client.id, ?link, "link came too late");
@@ -266,7 +266,7 @@ impl Links {
         self.news.push_back(LinkNews::Up(id));
     }
 
-    /// A link died, or was killed.
+    /// Removes a link that died or was killed.
     pub fn died(&mut self, client: &Client, link: LinkId, why: Option<FabricError>) {
         let live_link = self.live.remove(&link);
         if let (Some(error), Some(&LiveLink { transport, .. })) = (why, live_link.as_ref()) {
@@ -278,14 +278,14 @@ impl Links {
         self.news.push_back(LinkNews::Dead(link));
     }
 
-    /// Counts the link of a stream as lost, if it ended by itself: its client noticed as well.
+    /// Counts the stream's link as lost, if it ended by itself: the client asks for a new one.
     pub fn count_lost(&mut self, client: &Client, index: u16) {
         if let Some((transport, _)) = self.ended.remove(&index) {
             client.view.link_lost(transport);
         }
     }
 
-    /// Counts the links as lost that ended by themselves a while ago: their session goes on.
+    /// Counts links as lost that ended by themselves a while ago: their session is still there.
     pub fn count_lost_before(&mut self, client: &Client, now: Instant) {
         let is_lost = |at: &Instant| now.duration_since(*at) >= LOST_AFTER;
         let ended = self.ended.iter();
@@ -293,10 +293,10 @@ impl Links {
         lost.into_iter().for_each(|index| self.count_lost(client, index));
     }
 
-    /// Ends a link; `LinkEvent::Dead` comes back when nothing of it can land any more.
+    /// Ends a link; `LinkEvent::Dead` follows when no write of it can land any more.
     pub fn kill(&mut self, client: &Client, id: LinkId) -> Result<(), End> {
         match self.live.get_mut(&id) {
-            // Its worker knows, and answers once.
+            // Its worker has the command, and answers once.
             Some(live_link) if live_link.ending => Ok(()),
             Some(live_link) => {
                 live_link.ending = true;
@@ -312,7 +312,7 @@ impl Links {
         }
     }
 
-    /// Tells people which links there are.
+    /// Updates the counts of links on the status page.
     fn show(&self, client: &Client) {
         let live = self.live.values();
         let up =
@@ -322,8 +322,8 @@ impl Links {
         client.view.links(up, live.clone().filter(is_ending).count() as u64);
     }
 
-    /// A link as its worker knows it, that worker, and what carries it; one that no worker has,
-    /// when the link is gone.
+    /// A link's key, its worker and its transport; a key that no worker knows when the link is
+    /// gone.
     pub fn worker_of(&self, link: LinkId) -> (LinkKey, usize, Transport) {
         let gone = (LinkKey(u64::MAX), 0, Transport::Tcp);
         let live_link = self.live.get(&link);
@@ -340,14 +340,14 @@ impl Links {
         for (id, live_link) in std::mem::take(&mut self.live) {
             let (key, session) = (live_link.key, self.events.clone());
             let worker = &client.services.workers[live_link.worker];
-            // One for each link, however much the worker has to do: what is not ended serves on.
+            // Sent even to a full queue: a link that is not ended would serve on.
             if let Err(error) = worker.send_anyway(Command::Kill { key, id, session }) {
                 tracing::error!(session = client.id, ?id, %error, "link not ended");
             }
         }
     }
 
-    /// A job reports a queue pair that is being made. The next is to be connected then.
+    /// Handles an event of a job that sets up a queue pair. The caller then connects the next.
     pub fn pair_event(&mut self, client: &Client, event: PairEvent) -> Result<(), End> {
         match event {
             PairEvent::Joined(link, Ok(rail)) => {
@@ -369,7 +369,7 @@ impl Links {
         Ok(())
     }
 
-    /// The client wants a link dead: gives it up where it is still being made.
+    /// Abandons a pending link that its client wants dead.
     pub fn fence(&mut self, client: &Client, link: LinkId) -> Result<(), End> {
         self.count_lost(client, link.index);
         let text = "the link ended before it was made";
@@ -377,7 +377,7 @@ impl Links {
         Ok(())
     }
 
-    /// Answers a request for memory to try links with.
+    /// Answers a request for memory to probe links with.
     pub fn probe(&mut self, client: &Client, request: ProbeRequest) -> Result<(), End> {
         let answer = self.offer_probe(client, request);
         client.send(ServerMessage::Probed(answer))

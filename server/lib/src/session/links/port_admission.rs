@@ -1,8 +1,9 @@
-//! Exports that admit some RDMA ports only. What names a file of such an export waits
-//! until links to other ports are dead, so that no window or slot of it is registered
-//! while one of them could reach it; nothing else is heard from the client meanwhile.
-//! `exports::client_view` has the rules and refuses such ports from then on; the client goes on over
-//! those that are admitted, or over TCP.
+//! RDMA ports of exports with `gids`: the session holds a message that names a file of such an
+//! export until all links to other ports are dead. So no window or slot of the export is registered
+//! while such a link could reach it. The session reads no other message meanwhile.
+//!
+//! `exports::client_view` has the rules, and refuses those ports from then on. The client goes on
+//! over admitted ports, or over TCP.
 
 use super::Links;
 use crate::session::client::Client;
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 use verbatim_proto::message::{LinkId, ReadRequest, ServerMessage, WriteRequest};
 use verbatim_proto::{ClientMessage, Code, Fault, WirePath};
 
-/// How long links may take to die: longer than a device may take to flush one.
+/// How long links may take to die: longer than a device takes to flush a queue pair.
 const LEAVE_MAX: Duration = Duration::from_secs(20);
 
 /// A message that waits until links are dead, and since when.
@@ -27,12 +28,12 @@ impl HeldMessage {
         Self { message, since: Instant::now() }
     }
 
-    /// The message, which waits no longer.
+    /// The held message.
     pub fn into_message(self) -> ClientMessage {
         self.message
     }
 
-    /// Links that do not die must not keep a client for ever.
+    /// Ends a session whose links do not die.
     pub fn check(&self) -> Result<(), End> {
         if self.since.elapsed() <= LEAVE_MAX {
             return Ok(());
@@ -42,8 +43,8 @@ impl HeldMessage {
     }
 }
 
-/// Ends the links that files named in a message may not move over; whether the message must wait
-/// for their end.
+/// Ends the links that the files of a message may not move over; returns whether the message must
+/// wait for that.
 pub(crate) fn leave_ports(
     client: &Client,
     links: &mut Links,
@@ -53,7 +54,7 @@ pub(crate) fn leave_ports(
         return Ok(false);
     }
     for path in data_of(message) {
-        // A path that leads nowhere is reported to its client by the job that opens it.
+        // The job that opens the path reports the error.
         let _ = client.reach.resolve(path);
     }
     let refused: Vec<(LinkId, [u8; 16])> = links_to_leave(client, links).collect();
@@ -67,15 +68,15 @@ pub(crate) fn leave_ports(
         let fault = refused.expect("it is left because it is refused");
         if !links.setup.abandon(client, link, fault.clone())? {
             links.kill(client, link)?;
-            // An idle link would not find out, and its client could not say why.
+            // The client of an idle link would not notice its end, nor know the reason.
             client.send(ServerMessage::Attached { link, answer: Err(fault) })?;
         }
     }
-    // One that waited to be made is gone.
+    // A pending queue pair may have been the only one.
     Ok(has_links_to_leave(client, links))
 }
 
-/// Whether a link to a port lives that an export of the client does not admit.
+/// Whether a link exists to a port that an export of the client refuses.
 pub(crate) fn has_links_to_leave(client: &Client, links: &Links) -> bool {
     links_to_leave(client, links).next().is_some()
 }

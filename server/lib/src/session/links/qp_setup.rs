@@ -1,10 +1,10 @@
-//! Queue pairs that are being made, by jobs: to look at all ports and to open a device
-//! takes a while, and to find a peer that does not answer for its address a second.
-//! First the device joins that serves the client's port; nothing else is heard meanwhile,
-//! because what is said next may need the device. Then queue pairs are connected, one at
-//! a time, in the order in which they were asked for. One that nobody wants any more is
-//! never handed to a worker, and its client's port counts as used until it is destroyed.
-//! Every one is answered once. Those that are made are in `Links`, which calls this.
+//! Sets up queue pairs, in jobs: reading all ports and opening a device takes a while, and address
+//! resolution of a silent peer a second. First the device of the client's port joins the session.
+//! The session reads no message meanwhile, because the next may need the device. Then queue pairs
+//! are connected, one at a time, in the order of the requests.
+//!
+//! An abandoned queue pair never reaches a worker, and its client's port counts as used until it is
+//! destroyed. Each request is answered once. `Links` calls this, and owns the finished links.
 
 use super::PairEvent;
 use crate::exports::client_view::Passage;
@@ -20,16 +20,15 @@ use verbatim_proto::{Code, Fault};
 use verbatim_serve::{EventPort, Jobs};
 use verbatim_telemetry::labels::Fallback;
 
-/// How many times as many links as it may have a client can have while old ones end.
+/// How many times its maximum of links a client may have while old ones end.
 pub(super) const ENDING_TIMES: usize = 2;
 
-/// The queue pairs of a session that are being made, in the order they were asked for. At most
-/// as many as there may be links that have not ended.
+/// The pending queue pairs of a session, in the order of their requests, bounded like its links.
 pub(crate) struct QpSetup {
     pending: VecDeque<PendingQp>,
-    /// Its jobs, which a test may hold back.
+    /// Its jobs, which tests delay.
     pub jobs: Jobs<PairEvent>,
-    /// Where the pin budget rings.
+    /// Where the pin budget reports.
     on_pin_event: EventPort<PinEvent>,
 }
 
@@ -39,15 +38,15 @@ struct PendingQp {
     /// Counts the client's port as used.
     passage: Passage,
     step: SetupStep,
-    /// Whether its client was told that there will be none.
+    /// Whether its client got an error for it.
     abandoned: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SetupStep {
-    /// A job sees to the device.
+    /// A job opens the device.
     Joins,
-    /// It is to end at this rail, when others are made.
+    /// Waits for its turn to be connected, at this rail.
     Waits(u16),
     /// A job connects it, or destroys it.
     Connects,
@@ -59,17 +58,17 @@ impl QpSetup {
         Self { pending: VecDeque::new(), jobs, on_pin_event }
     }
 
-    /// Whether a device is being joined.
+    /// Whether a device is joining the session.
     pub fn joins(&self) -> bool {
         self.pending.iter().any(|qp| qp.step == SetupStep::Joins)
     }
 
-    /// How many there are.
+    /// The number of pending queue pairs.
     pub fn count(&self) -> usize {
         self.pending.len()
     }
 
-    /// Each of them, and its client's port.
+    /// The pending links, and the client's port of each.
     pub fn gids(&self) -> impl Iterator<Item = (LinkId, [u8; 16])> {
         self.pending.iter().map(|qp| (qp.link, qp.passage.gid))
     }
@@ -84,7 +83,7 @@ impl QpSetup {
         self.pending.remove(index).expect("it was just there")
     }
 
-    /// The next one to connect, and its rail.
+    /// The next queue pair to connect, and its rail.
     fn next(&mut self) -> Option<(LinkId, Address, u16)> {
         if self.pending.iter().any(|qp| qp.step == SetupStep::Connects) {
             return None;
@@ -96,8 +95,7 @@ impl QpSetup {
         })
     }
 
-    /// Begins to make a queue pair, beside those that are live; whether the client knows direct
-    /// writes.
+    /// Starts to set up a queue pair; returns whether the client supports direct writes.
     pub fn begin(
         &mut self,
         client: &Client,
@@ -113,8 +111,8 @@ impl QpSetup {
         }
         let peer = Address::from_bytes(peer);
         let peer = peer.map_err(|error| Fault::new(Code::Protocol, error.to_string()))?;
-        // Before there is a queue pair, because files are opened meanwhile; given back by all
-        // that fails.
+        // Before the queue pair exists, because files are opened meanwhile; every failure releases
+        // it.
         let passage = client.reach.use_gid(peer.gid)?;
         self.pending.push_back(PendingQp {
             link,
@@ -124,7 +122,7 @@ impl QpSetup {
             abandoned: false,
         });
         let events = self.on_pin_event.clone();
-        // A bell that is not heard is made up for by the next tick.
+        // Housekeeping makes up for a lost event.
         let on_pin_event = move |event| {
             let _ = events.try_send(event);
         };
@@ -137,7 +135,7 @@ impl QpSetup {
         Ok(peer.spots)
     }
 
-    /// The device of a link joined, and the link ends at this rail.
+    /// The device of a link joined; the link will end at this rail.
     pub fn joined(&mut self, link: LinkId, rail: u16) {
         let index = self.index_of(link);
         match self.pending[index].abandoned {
@@ -146,7 +144,7 @@ impl QpSetup {
         }
     }
 
-    /// Connects the next queue pair, unless another is being connected.
+    /// Connects the next queue pair, unless one is being connected.
     pub fn connect_next(&mut self, client: &Client) {
         let Some((link, peer, rail)) = self.next() else { return };
         let (services, domain, requirements) =
@@ -157,7 +155,7 @@ impl QpSetup {
         });
     }
 
-    /// A queue pair could not be made, or was destroyed.
+    /// A queue pair failed, or an abandoned one was destroyed.
     pub fn refused(
         &mut self,
         client: &Client,
@@ -172,8 +170,8 @@ impl QpSetup {
         client.send(ServerMessage::Attached { link, answer })
     }
 
-    /// A queue pair was made: gives it back with its client's port, or destroys it when nobody
-    /// wants it any more.
+    /// A queue pair was made: returns it with its client's port, or destroys it if it was
+    /// abandoned.
     pub fn made(
         &mut self,
         client: &Client,
@@ -181,12 +179,12 @@ impl QpSetup {
         connected: ConnectedQp,
     ) -> Result<Option<(ConnectedQp, Passage)>, End> {
         let index = self.index_of(link);
-        // A file of another export may have been named meanwhile.
+        // The client may have named a file of another export meanwhile.
         if let Err(fault) = client.reach.use_gid(self.pending[index].passage.gid) {
             self.abandon(client, link, fault)?;
         }
         if self.pending[index].abandoned {
-            // Reported as one that was never made, when it is gone.
+            // Reported as failed when it is destroyed.
             self.jobs.run(move || {
                 drop(connected);
                 PairEvent::Made(link, Err(FabricError::Closed))
@@ -196,8 +194,8 @@ impl QpSetup {
         Ok(Some((connected, self.take(link).passage)))
     }
 
-    /// Gives up a link that is being made, and tells its client why; whether it is one. Nothing
-    /// was granted on it, and its client has not heard where it ends.
+    /// Abandons a pending link and tells its client why; returns whether the link was pending. It
+    /// has no grants, and its client does not know its address.
     pub fn abandon(&mut self, client: &Client, link: LinkId, why: Fault) -> Result<bool, End> {
         let Some(index) = self.pending.iter().position(|qp| qp.link == link) else {
             return Ok(false);
@@ -213,7 +211,7 @@ impl QpSetup {
         Ok(true)
     }
 
-    /// Gives up what has the name of this link and is being made.
+    /// Abandons pending links with older epochs of this stream.
     pub fn abandon_older(&mut self, client: &Client, link: LinkId) -> Result<(), End> {
         let links = self.gids().map(|(older, _)| older);
         let older: Vec<LinkId> = links.filter(|older| older.index == link.index).collect();
@@ -225,13 +223,13 @@ impl QpSetup {
     }
 }
 
-/// What a rail must serve to be of use to a client.
+/// What a rail needs to serve a client.
 fn requirements(client: &Client) -> LinkRequirements {
     let slot_bytes = u64::from(client.chunk_bytes);
     LinkRequirements { local: client.local, slot_bytes, by_gid: client.reach.is_picky() }
 }
 
-/// The answer to a client whose queue pair ends at a rail.
+/// The answer to a client whose queue pair ends at this rail.
 pub(super) fn answer_of(rail: u16, address: Vec<u8>) -> LinkAnswer {
     match rail {
         0 => LinkAnswer::Verbs { address },

@@ -1,7 +1,7 @@
-//! Trees that the server builds beside a target for a mirror (`files::stage`), and puts in the
-//! place of the target, once, when the client says that all of the tree is there. Owns the trees of
-//! a session, which locks tree and target until then; other clients that want either are told the
-//! owner's name. Called by `mirror`.
+//! Atomic trees (`--atomic`): the server builds a tree beside the target (`files::stage`), and
+//! exchanges it with the target when the client publishes it. Owns the staging trees of a session,
+//! and locks tree and target until then. Other clients that want either get the owner's name.
+//! `mirror` calls it.
 
 use crate::exports::client_view::Reach;
 use crate::exports::open::ExportFolder;
@@ -16,14 +16,14 @@ use verbatim_proto::mirror::{About, Staged};
 use verbatim_proto::{Code, Digest, Fault, Twin, WirePath};
 use verbatim_serve::Jobs;
 
-/// A tree beside its target, and where that is.
+/// A staging tree beside its target.
 pub(crate) struct Staging {
     /// The target, export first.
     target: WirePath,
     key: Digest,
     staged: Staged,
     export: Arc<ExportFolder>,
-    /// There until this is dropped.
+    /// Present until drop.
     stage: Option<Stage>,
     listed: Option<ListedLocks>,
     run: Option<Arc<RunLock>>,
@@ -34,7 +34,7 @@ impl Staging {
         self.stage.as_ref().expect("it is there until this is dropped")
     }
 
-    /// The target as it is, opened to be walked.
+    /// Opens the target, to walk it.
     pub fn open_target(&self) -> Option<OwnedFd> {
         self.stage().open_target()
     }
@@ -51,7 +51,7 @@ impl StagingTree for Staging {
 }
 
 impl Drop for Staging {
-    /// The lock of what is the target now goes to the run, for its next session.
+    /// Hands the lock of the folder that is the target now to the run, for its next session.
     fn drop(&mut self) {
         self.listed = None;
         let target = self.stage.take().filter(|_| self.run.is_some()).and_then(Stage::into_target);
@@ -61,7 +61,7 @@ impl Drop for Staging {
     }
 }
 
-/// Folders that all sessions know to be locked.
+/// Folders that the registry lists as locked.
 struct ListedLocks {
     folders: Vec<Twin>,
     registry: Arc<LockRegistry>,
@@ -82,43 +82,43 @@ impl Drop for ListedLocks {
     }
 }
 
-/// The trees of a session that are not published.
+/// The unpublished trees of a session.
 pub(super) struct StagingTrees {
     trees: Vec<Arc<Staging>>,
-    /// Trees that were put in their place, or are being.
+    /// Number of trees that were published, or are being published.
     published: usize,
     jobs: Jobs<StagingEvent>,
 }
 
-/// What jobs answer.
+/// Answers of jobs.
 pub(crate) enum StagingEvent {
     Staged(u32, Result<(Staged, Box<Staging>), Fault>),
     Published(u32, Result<(), Fault>),
 }
 
 impl StagingTrees {
-    /// None yet.
+    /// No tree yet.
     pub fn new(jobs: Jobs<StagingEvent>) -> Self {
         Self { trees: Vec::new(), published: 0, jobs }
     }
 
-    /// Whether none is there that is not published.
+    /// Whether the session has no unpublished tree.
     pub fn is_empty(&self) -> bool {
         self.trees.is_empty()
     }
 
-    /// How many there were, also those that are published.
+    /// The number of trees, published or not.
     pub fn count(&self) -> usize {
         self.trees.len() + self.published
     }
 
-    /// What was told of the tree beside this target, if the session has it.
+    /// The answer about the tree beside this target, if the session has one.
     pub fn find(&self, target: &WirePath, key: Digest) -> Option<Staged> {
         let known = self.trees.iter().find(|it| it.target == *target && it.key == key);
         known.map(|known| known.staged.clone())
     }
 
-    /// Has a tree built beside a target, or found there.
+    /// Builds a tree beside a target, or finds an earlier one.
     pub fn build(
         &self,
         client: &Client,
@@ -137,28 +137,28 @@ impl StagingTrees {
         });
     }
 
-    /// A tree is built: the session has it until it is published.
+    /// Adds a tree that a job has built.
     pub fn add(&mut self, staging: Box<Staging>) {
         self.trees.push(staging.into());
     }
 
-    /// The tree that this session builds at a path.
+    /// The session's tree at a path.
     pub fn at(&self, path: &WirePath) -> Option<Arc<Staging>> {
         self.trees.iter().find(|staging| staging.staged.path == *path).cloned()
     }
 
-    /// The trees, for a job that changes something in them.
+    /// The trees, for a job that changes them.
     pub fn for_jobs(&self) -> Vec<Arc<dyn StagingTree>> {
         self.trees.iter().map(|tree| tree.clone() as Arc<dyn StagingTree>).collect()
     }
 
-    /// Puts a tree in the place of its target.
+    /// Exchanges a tree with its target.
     pub fn publish(&mut self, request: u32, path: &WirePath, changed: bool) -> Result<(), End> {
         let Some(at) = self.trees.iter().position(|it| it.target == *path) else {
             let text = "the client published a tree that is not there";
             return Err(End::Refused(Fault::new(Code::Protocol, text)));
         };
-        // Taken out: published twice, the old tree would be back in its place.
+        // Removed first: a second exchange would restore the old tree.
         let staging = self.trees.remove(at);
         self.published += 1;
         self.jobs.run(move || {
@@ -169,7 +169,7 @@ impl StagingTrees {
         Ok(())
     }
 
-    /// Lets go of all trees, but for those that jobs change.
+    /// Drops all trees, except those that jobs still change.
     pub fn clear(&mut self) {
         self.trees.clear();
     }
@@ -189,13 +189,13 @@ fn build(
         let text = format!("{target} is an export, which cannot be exchanged; name a folder in it");
         return Err(Fault::new(Code::BadPath, text));
     }
-    // Of two clients each has a tree of its own.
+    // Two clients never share a staging tree.
     let own = Digest::of(&[&key.0, owner.who.as_bytes()].concat());
     let may = |bytes| export.may_write(bytes);
     let open = || export.folder.open_folder(&below);
     let stage = wait_for_lock(|| {
         let kept = open().ok().and_then(|fd| owner.take_kept(which(fd).ok()?));
-        // Listed again with the tree beside it.
+        // Listed again below, together with the staging tree.
         kept.iter().for_each(|hold| owner.registry.unlist(hold.folder));
         Stage::prepare(&export.folder, &below, &own, kept, &may, room)
     });

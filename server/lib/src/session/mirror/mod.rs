@@ -1,8 +1,9 @@
-//! What mirrors ask of the server: all of a tree in order (`walks`), a lock of a target, a tree
-//! beside it (`atomic_tree`), and names of accounts (`owners`). Owns the locks of a session; a lock
-//! lasts as long as its session, and as long as a job of it that may still change the target.
-//! Changes that mirrors ask for are returned: they wait in the same queue as what is to be made
-//! (`namespace`), because both depend on their order.
+//! Owns the requests of `rdma-sync`: walks of trees in order (`walks`), locks of targets, staging
+//! trees (`atomic_tree`), and account names (`owners`). Never changes an entry: edits are returned,
+//! and wait in one queue with new folders (`namespace`), because their order matters. The
+//! dispatcher stands above it, `sync_lock` and `exports` below.
+//!
+//! A lock lasts as long as its session, and as long as a job that may still change the target.
 
 mod atomic_tree;
 mod owners;
@@ -31,26 +32,26 @@ pub(super) use walks::WALKS_MAX;
 pub(crate) use walks::WalkedPage;
 use walks::{KnownPage, WalkScope, Walks};
 
-/// Targets one session may lock.
+/// Targets that one session may lock.
 const LOCKS_MAX: usize = 4;
 
-/// How long a client in the middle of a mirror may say nothing: enough to hash a large file.
-/// One that is gone without a word is found by the kernel within minutes.
+/// How long the client of an open mirror may be silent: enough to hash a large file. TCP keepalive
+/// finds a vanished client within minutes.
 pub(super) const MIRROR_IDLE_MAX: Duration = Duration::from_secs(6 * 3600);
 
-/// The mirrors of a session: walks, and targets that are locked.
+/// The walks and locked targets of a session.
 pub(super) struct Mirrors {
     walks: Walks,
     locks: Vec<Arc<SyncLock>>,
     trees: StagingTrees,
-    /// The lock that the sessions of a run hand on to each other.
+    /// The lock that sessions of one run hand to each other.
     run: Option<Arc<RunLock>>,
-    /// Requests for locks that are being answered.
+    /// Lock requests under way.
     locks_pending: usize,
     jobs: Jobs<MirrorEvent>,
 }
 
-/// What jobs answer.
+/// Answers of jobs.
 pub(crate) enum MirrorEvent {
     Begun { request: u32, hold: bool, answer: Result<(About, Option<SyncLock>), Fault> },
     LookedUp(MirrorReply),
@@ -71,7 +72,7 @@ impl From<StagingEvent> for MirrorEvent {
 }
 
 impl Mirrors {
-    /// None yet. Walks and trees beside targets have jobs of their own.
+    /// No walk, lock or tree yet.
     pub fn new(
         jobs: Jobs<MirrorEvent>,
         walks: Jobs<WalkedPage>,
@@ -81,13 +82,13 @@ impl Mirrors {
         Self { walks, locks: Vec::new(), trees, run: None, locks_pending: 0, jobs }
     }
 
-    /// How many pages of a walk are made and not told.
+    /// How many pages of a walk are ready and not sent.
     #[cfg(test)]
     pub fn ready_pages(&self, request: u32) -> usize {
         self.walks.ready_pages(request)
     }
 
-    /// Whether a client is in the middle of one.
+    /// Whether the client has a walk, a lock or a staging tree.
     pub fn is_open(&self) -> bool {
         !self.walks.is_empty() || !self.locks.is_empty() || !self.trees.is_empty()
     }
@@ -97,7 +98,7 @@ impl Mirrors {
         LockCarrier { cancelled, _locks: self.locks.clone(), trees: self.trees.for_jobs() }
     }
 
-    /// Ends all of them. What jobs keep is let go of when they are done.
+    /// Ends walks and releases locks. Jobs release theirs when they are done.
     pub fn end_all(&mut self) {
         self.walks.clear();
         self.locks.clear();
@@ -105,7 +106,7 @@ impl Mirrors {
         self.run = None;
     }
 
-    /// Tells the client what a job answers.
+    /// Sends the client the answer of a job.
     pub fn event(
         &mut self,
         client: &Client,
@@ -140,7 +141,7 @@ impl Mirrors {
         client.send(ServerMessage::Mirror(reply))
     }
 
-    /// Does what the client asks, but for changes, which it returns.
+    /// Handles a request, except edits, which it returns.
     pub fn request(
         &mut self,
         client: &Client,
@@ -187,7 +188,7 @@ impl Mirrors {
             MirrorRequest::HabitsOf { request, path, tries } => {
                 self.habits_of(client, request, path, tries)
             }
-            // Its locks are handed on to the sessions that ask the same, and taken from them.
+            // Sessions that send the same key hand the lock to each other.
             MirrorRequest::Share { key } => {
                 self.run = Some(RunLock::of(&client.services.locks, &client.view.who, key));
             }
@@ -236,7 +237,7 @@ impl Mirrors {
         key: Digest,
     ) -> Result<(), End> {
         if let Some(told) = self.trees.find(&path, key) {
-            // A session that has it may ask again.
+            // The same session may ask again.
             let reply = MirrorReply::Staged { request, answer: Ok(told) };
             return client.send(ServerMessage::Mirror(reply));
         }
@@ -272,7 +273,7 @@ impl Mirrors {
         Ok(())
     }
 
-    /// Says what can be kept somewhere; what cannot be found out is no fault.
+    /// Reports what the file system of a path can store; what cannot be found out counts as absent.
     fn habits_of(&self, client: &Client, request: u32, path: WirePath, tries: bool) {
         let reach = client.reach.clone();
         self.jobs.run(move || {
@@ -281,7 +282,7 @@ impl Mirrors {
         });
     }
 
-    /// Whether one more target may be locked; counts it.
+    /// Counts one more lock, or refuses it.
     fn count_lock(&mut self) -> Result<(), End> {
         if self.locks.len() + self.trees.count() + self.locks_pending >= LOCKS_MAX {
             let text = format!("a session may hold {LOCKS_MAX} targets");
@@ -292,7 +293,7 @@ impl Mirrors {
     }
 }
 
-/// Says what kind of place a folder is, and locks it where that is asked for.
+/// Describes a folder, and locks it on request.
 fn begin(
     reach: &Reach,
     path: &WirePath,
@@ -302,7 +303,7 @@ fn begin(
     let (export, below) = reach.resolve(path)?;
     if hold.is_some() {
         export.writable("change", path)?;
-        // As it is: opened up before it is told, its mode would differ every time.
+        // With a fixed mode: an opened-up mode would make the answer differ every time.
         export.folder.make_folder(&below, 0o700, false)?;
     }
     let (keeps, above) = (export.rules.into(), Vec::new());
@@ -320,7 +321,7 @@ fn begin(
     let Some(owner) = hold else {
         return Ok((About { boot, root, above, keeps, folds_case: false }, None));
     };
-    // A session that has it may ask again.
+    // The same session may ask again.
     let has = root.is_some_and(|root| held.contains(&root));
     let held = match has {
         true => None,

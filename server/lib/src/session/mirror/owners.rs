@@ -1,9 +1,9 @@
-//! Names and numbers of the accounts of this machine, for mirrors that keep owners
-//! by name. A client learns the names of owners that the server told it of in entries
-//! of its exports, and numbers only where it may give files to them; of all others it
-//! is answered what it would be where there is no such account. The lists are read anew
-//! for every question; where they can no longer be (Landlock lets go of a file that is
-//! replaced), those that were there at the start answer. Called by jobs of `mirror`.
+//! Names and ids of the accounts of this machine, for mirrors that map owners by name. A client
+//! learns names only of owners that the server sent it in entries of its exports, and ids only if
+//! it may give files away. For others it gets the answer for a missing account.
+//!
+//! Every question reads the account files again. If that fails (a Landlock rule does not follow a
+//! replaced file), the lists of the start answer. Jobs of `mirror` call it.
 
 use crate::session::end::End;
 use verbatim_files::accounts::Accounts;
@@ -19,7 +19,7 @@ pub(super) fn check_count(count: usize) -> Result<(), End> {
     Ok(())
 }
 
-/// The names of owners, but none of those that the client was not told of.
+/// The names of owners, without those that were never disclosed to the client.
 pub(super) fn names_of(
     at_start: &Accounts,
     owners: &[Owner],
@@ -31,7 +31,7 @@ pub(super) fn names_of(
     })
 }
 
-/// The numbers of accounts, or none at all for a client that `may` not give files away.
+/// The ids of accounts; none for a client that `may` not give files away.
 pub(super) fn numbers_of(at_start: &Accounts, names: &[OwnerName], may: bool) -> Vec<Option<u32>> {
     with_accounts(at_start, |accounts| match may {
         true => accounts.numbers_of(names),

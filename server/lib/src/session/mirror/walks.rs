@@ -1,7 +1,6 @@
-//! The walks of a session: trees that are told in order, a page when it is asked
-//! for, unless the client has the same page. The next ones are made meanwhile, so that
-//! neither side waits for the other; not where digests are wanted, which cost more
-//! than waiting does. Called by `mirror`.
+//! The walks of a session: a tree in order, sent in pages as the client asks, unless the client has
+//! a page with the same digest. Jobs prefetch the next pages, so that neither side waits; not where
+//! file digests are wanted, which cost more than the wait. `mirror` calls it.
 
 use crate::exports::client_view::Reach;
 use crate::exports::open::ExportFolder;
@@ -28,28 +27,27 @@ use verbatim_proto::units::WINDOW_BYTES;
 use verbatim_proto::{Code, Digest, Fault, Filter, Meter, MirrorReply, WirePath};
 use verbatim_serve::Jobs;
 
-/// Walks one client may have at a time.
+/// Walks that one client may have.
 pub(in crate::session) const WALKS_MAX: usize = 4;
 
-/// Pages of a walk that are made before they are asked for: a client that is at one thing has its
-/// pages unevenly.
+/// Pages of a walk that are prefetched: a busy client asks unevenly.
 const AHEAD_PAGES: usize = 2;
 
-/// The walks of a session that are not over, by the requests that began them.
+/// The open walks of a session, by request.
 pub(super) struct Walks {
     open: HashMap<u32, OpenWalk>,
     jobs: Jobs<WalkedPage>,
 }
 
-/// How far a walk is.
+/// The progress of a walk.
 struct OpenWalk {
-    /// Whether the client waits for a page, unless it is one that it has.
+    /// Whether the client waits for a page, and the page that it has already.
     requested: Option<Option<KnownPage>>,
-    /// Pages that are made and not told, and whether they are the last.
+    /// Prefetched pages, each with whether it is the last.
     ready: VecDeque<(TreePage, bool)>,
     /// The walk, while no job makes a page of it; none when it is over.
     paused: Option<Box<PausedWalk>>,
-    /// For the pages.
+    /// The memory of its pages.
     _memory: Place,
 }
 
@@ -57,7 +55,7 @@ struct OpenWalk {
 #[derive(Clone, Copy)]
 pub(super) struct KnownPage {
     pub digest: Digest,
-    /// Whether owners are compared.
+    /// Whether the digest covers owners.
     pub owners: bool,
 }
 
@@ -75,37 +73,37 @@ struct PausedWalk {
     digests: bool,
 }
 
-/// A page that a job made of a walk.
+/// A page that a job made.
 pub(crate) struct WalkedPage {
     request: u32,
     page: TreePage,
-    /// The walk to go on with.
+    /// The rest of the walk.
     walking: Option<Box<PausedWalk>>,
 }
 
 impl Walks {
-    /// None yet.
+    /// No walk yet.
     pub fn new(jobs: Jobs<WalkedPage>) -> Self {
         Self { open: HashMap::new(), jobs }
     }
 
-    /// Whether none is open.
+    /// Whether no walk is open.
     pub fn is_empty(&self) -> bool {
         self.open.is_empty()
     }
 
-    /// How many pages of a walk are made and not told.
+    /// How many pages of a walk are ready and not sent.
     #[cfg(test)]
     pub fn ready_pages(&self, request: u32) -> usize {
         self.open[&request].ready.len()
     }
 
-    /// Forgets all walks.
+    /// Drops all walks.
     pub fn clear(&mut self) {
         self.open.clear();
     }
 
-    /// Begins a walk. Where the tree is built beside a target, `open_beside` opens that target.
+    /// Begins a walk. For a staging tree, `open_beside` opens its target.
     pub fn begin(
         &mut self,
         client: &Client,
@@ -135,8 +133,8 @@ impl Walks {
         Ok(())
     }
 
-    /// Has a page made; those who hash wait for a place among those of the client, and among all
-    /// that do, before they take one of its threads.
+    /// Starts a job that makes a page. A walk that hashes first waits for a permit of its client
+    /// and one of all such walks, and only then for a thread.
     fn make_page(
         &self,
         client: &Client,
@@ -179,7 +177,7 @@ impl Walks {
         self.advance(client, disclosed_owners, request)
     }
 
-    /// A page is made.
+    /// Adds a page that a job made.
     pub fn walked(
         &mut self,
         client: &Client,
@@ -193,7 +191,7 @@ impl Walks {
         self.advance(client, disclosed_owners, request)
     }
 
-    /// Has a page made where too few are ready, and sends the next where it is asked for.
+    /// Prefetches a page where too few are ready, and sends the next one if the client waits.
     fn advance(
         &mut self,
         client: &Client,
@@ -218,14 +216,14 @@ impl Walks {
         if done {
             self.open.remove(&request);
         }
-        // Also of a page that the client has: what it asks about those owners is the same.
+        // Also for a page that the client has: it may ask for the same owners.
         let owners = page.found.iter().flatten().map(|node| of_meta(&node.meta));
         disclosed_owners.note(owners);
         client.send(ServerMessage::Mirror(reply_of(request, page, done, unless)))
     }
 }
 
-/// How a page is told, unless the client has it.
+/// The message for a page; short if the client has the page.
 fn reply_of(
     request: u32,
     TreePage { found, leftovers }: TreePage,
@@ -239,13 +237,13 @@ fn reply_of(
     }
 }
 
-/// What of a tree is told.
+/// Which part of a tree a walk covers.
 pub(super) enum WalkScope {
-    /// All that is compared of every entry.
+    /// Everything that is compared of every entry.
     Told,
-    /// The same but for the attributes of files.
+    /// The same without the extended attributes of files.
     Plain,
-    /// All of these, and of the folders they are in.
+    /// Only these paths, and the folders above them.
     Only(Arc<Chosen>),
 }
 
@@ -271,7 +269,7 @@ fn begin_walk(
     Ok(Box::new(PausedWalk { export, base, walk, digests: scan.digests }))
 }
 
-/// Tells digests of files as long as somebody waits for them.
+/// Hashes files until the client is gone.
 struct Hasher {
     services: Arc<Services>,
     over: Arc<AtomicBool>,
@@ -287,7 +285,7 @@ impl Hasher {
     }
 }
 
-/// The walk to go on with, and the page that was made of it.
+/// The rest of the walk, and its next page.
 type NewPage = (Option<Box<PausedWalk>>, TreePage);
 
 fn page_of(hasher: &Hasher, mut walking: Box<PausedWalk>) -> NewPage {

@@ -1,6 +1,5 @@
-//! Making folders and links, and changes that are neither a copy nor a new folder: hard links,
-//! metadata, owners, removals. Owns how many requests for them may wait. The jobs of the namespace
-//! call it.
+//! Applies changes of the namespace: new folders and symlinks, hard links, metadata, owners,
+//! removals. Owns the maximum of waiting requests. Jobs of `namespace` call it.
 
 use crate::exports::client_view::Reach;
 use crate::exports::quota;
@@ -11,25 +10,25 @@ use verbatim_proto::message::{EntryKind, NewEntry};
 use verbatim_proto::mirror::Edit;
 use verbatim_proto::{Code, Dropped, Fault};
 
-/// Requests to make things that may wait for the one before: as many as a client has under way.
+/// Change requests that may wait: as many as a client has under way.
 pub(in crate::session) const CHANGES_WAITING_MAX: usize = 64;
 
-/// From so many on the bytes count that they take.
+/// From this many waiting change requests on the bytes of further requests are counted.
 pub(in crate::session) const CHANGES_UNMETERED_MAX: usize = 2;
 
-/// Changes that a mirror asks for, in order.
+/// Edits of a mirror, in order.
 pub(in crate::session) struct Edits {
     pub request: u32,
     pub edits: Vec<Edit>,
 }
 
-/// Something to make, or to change, many at a time.
+/// A batch of new entries, or of edits.
 pub(super) enum Change {
     Make(Vec<NewEntry>),
     Edit(Vec<Edit>),
 }
 
-/// Makes entries in order; says what of metadata was not kept.
+/// Makes entries in order; returns one answer each, and the metadata that was not kept.
 pub(super) fn make_all(
     reach: &Reach,
     entries: &[NewEntry],
@@ -47,7 +46,7 @@ pub(super) fn make_all(
 
 fn make(reach: &Reach, entry: &NewEntry, over: Over) -> Result<Dropped, Fault> {
     let (export, path) = reach.resolve(&entry.path)?;
-    // A client may say that it wants what is there anyway.
+    // The client may ask for a folder that exists anyway.
     if !path.is_root() {
         export.writable("make", &entry.path)?;
     }
@@ -55,7 +54,7 @@ fn make(reach: &Reach, entry: &NewEntry, over: Over) -> Result<Dropped, Fault> {
     let keep = entry.meta.as_deref().map(|meta| (meta, rules));
     match &entry.kind {
         EntryKind::Folder => match keep {
-            // How an export itself looks is for who exports it to say.
+            // The administrator decides the metadata of an export's own folder.
             Some(_) if path.is_root() => Ok(Dropped::default()),
             Some((meta, rules)) => {
                 export.may_write(quota::attribute_bytes(meta, rules))?;
@@ -76,7 +75,7 @@ fn make(reach: &Reach, entry: &NewEntry, over: Over) -> Result<Dropped, Fault> {
     }
 }
 
-/// Does changes in order; says what of metadata was not kept.
+/// Applies edits in order; returns one answer each, and the metadata that was not kept.
 pub(super) fn change_all(
     reach: &Reach,
     changes: &[Edit],
@@ -96,7 +95,7 @@ pub(super) fn change_all(
                 }
                 export.folder.link(&path, &to)
             }
-            // How an export itself looks is for who exports it to say.
+            // The administrator decides the metadata of an export's own folder.
             Edit::Describe { .. } if path.is_root() => Ok(()),
             Edit::Describe { meta, .. } | Edit::Own { meta, .. } => {
                 export.may_write(quota::attribute_bytes(meta, &export.rules))?;

@@ -1,5 +1,5 @@
-//! Stat and scans: looking at paths, and listing a folder or a tree in pages. Owns what a page may
-//! have at most. The jobs of the namespace call it.
+//! Stat and scans: looks up paths, and lists a folder or a tree in pages. Owns the maximum of a
+//! page. Jobs of `namespace` call it.
 
 use crate::exports::client_view::Reach;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,18 +10,18 @@ use verbatim_proto::message::{Entry, EntryKind};
 use verbatim_proto::units::{FRAME_BYTES_MAX, PAGE_ENTRIES_MAX};
 use verbatim_proto::{Code, Excludes, Fault, Look, Meter, Scan as ScanRequest, Ties, WirePath};
 
-/// What is at some paths; ties of those that are there, where they are told.
+/// The entries at some paths, and the ties of those that exist, if the client wants them.
 pub(crate) struct StatAnswers {
     pub(super) answers: Vec<Result<Entry, Fault>>,
     pub(super) ties: Vec<Option<Ties>>,
-    /// Which of the answers are errors.
+    /// The indices of answers that are errors.
     pub(super) errors: Vec<usize>,
-    /// Until they are sent.
+    /// Counts the answers as unread until they are sent.
     pub(super) _expected: Expected,
 }
 
 impl StatAnswers {
-    /// What failed: that nothing is there is an answer, unless it is the export.
+    /// The errors: a missing path is an answer, unless it is an export.
     pub(crate) fn errors(&self) -> impl Iterator<Item = &Fault> {
         self.errors.iter().filter_map(|&at| self.answers[at].as_ref().err())
     }
@@ -32,7 +32,7 @@ pub(super) enum Scan {
     Exports(Vec<Entry>),
 }
 
-/// A page, and the scan to go on with.
+/// A page, and the rest of the scan.
 #[derive(Default)]
 pub(crate) struct Page {
     pub(super) scan: Option<Scan>,
@@ -42,13 +42,13 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// What could not be listed.
+    /// The errors of the listing.
     pub(crate) fn errors(&self) -> impl Iterator<Item = &Fault> {
         self.faults.iter().map(|(_, fault)| fault)
     }
 }
 
-/// Looks at paths; tells whose their entries are, where the client wants that.
+/// Looks up paths, with owner and link count where the client wants them.
 pub(super) fn look_at_all(
     reach: &Reach,
     look: &Look,
@@ -112,7 +112,7 @@ fn folder_entry(path: WirePath) -> Entry {
     Entry { path, kind: EntryKind::Folder, size: 0, mode: 0o755, mtime_ns: 0, meta: None }
 }
 
-/// Fills a page, which nobody wants any more when the client is gone: what is left out may be long.
+/// Fills a page, until the client is gone: a scan may exclude entries for long.
 pub(super) fn next_page(scan: Scan, over: &AtomicBool) -> Page {
     let mut page = Page::default();
     let (mut walk, exclude) = match scan {
@@ -132,7 +132,7 @@ pub(super) fn next_page(scan: Scan, over: &AtomicBool) -> Page {
                         walk.leave();
                         continue;
                     }
-                    // The next path would take as long.
+                    // The pattern would take as long for the next path.
                     Err(fault) => {
                         page.faults.push((entry.path, fault));
                         return page;

@@ -1,10 +1,8 @@
-//! Names in the exports of a client: stat, scans in pages, making folders and links, and changes
-//! that are neither a copy nor a new folder. Owns the scans of a session and the queue of what is
-//! to be made and changed, both in one because each depends on the order. Opens no file to be
-//! copied. The dispatcher hands it the client, and edits of mirrors; below it are the locks.
+//! Owns the scans of a session and its queue of changes, in one place because both depend on the
+//! order. Never opens a file to copy it. The dispatcher stands above it and hands it the client and
+//! the edits of mirrors; `sync_lock` and `exports` stand below.
 //!
-//! A scan is a walk that rests between two pages, so that a tree of any size
-//! costs the server one page of memory.
+//! A scan pauses between two pages, so a tree of any size costs the server one page of memory.
 
 mod changes;
 mod lookups;
@@ -28,27 +26,27 @@ use verbatim_proto::{
 use verbatim_serve::Jobs;
 use verbatim_telemetry::labels::Operation;
 
-/// How long what is told of one path may be: a link has a target of up to 4 KiB.
+/// The longest answer for one path: a symlink has a target of up to 4 KiB.
 const ANSWER_BYTES: usize = 4 << 10;
 
-/// Scans one client may have at a time.
+/// Scans that one client may have.
 const SCANS_MAX: usize = 8;
 
-/// The scans of a session, `None` while a page is being made; and what is to be made, in
-/// order, because a folder comes before what is in it.
+/// The scans of a session, `None` while a job makes a page; and the waiting changes, in order,
+/// because a folder comes before its entries.
 pub(super) struct Namespace {
     jobs: Jobs<NamespaceEvent>,
     scans: HashMap<u32, Option<Scan>>,
     waiting: VecDeque<(u32, Change)>,
-    /// Whether a job changes something; the next waits for it.
+    /// Whether a job applies changes; the next batch waits for it.
     busy: bool,
-    /// Whether the client wants to know whose things are.
+    /// Whether the client wants owner and link count of entries.
     ties: bool,
-    /// What folders and links of this client may take the place of.
+    /// What new folders and symlinks of this client may replace.
     over: Over,
 }
 
-/// What jobs answer.
+/// Answers of jobs.
 pub(crate) enum NamespaceEvent {
     Stated(u32, StatAnswers),
     Page(u32, Page),
@@ -57,7 +55,7 @@ pub(crate) enum NamespaceEvent {
 }
 
 impl NamespaceEvent {
-    /// Adds what a job answers to the counters.
+    /// Adds a job's answer to the counters.
     pub fn count(&self, view: &View, _time: Duration) {
         match self {
             Self::Stated(_, answers) => answers.errors().for_each(|fault| view.trouble(fault)),
@@ -74,28 +72,28 @@ impl NamespaceEvent {
 }
 
 impl Namespace {
-    /// No scan is open and nothing is to be made yet.
+    /// No scan and no waiting change.
     pub fn new(jobs: Jobs<NamespaceEvent>) -> Self {
         let (scans, waiting, over) = Default::default();
         Self { jobs, scans, waiting, busy: false, ties: false, over }
     }
 
-    /// From now on the client is told whose entries are.
+    /// From now on answers include owner and link count.
     pub fn tell_ties(&mut self) {
         self.ties = true;
     }
 
-    /// From now on folders and links take the place of nothing.
+    /// From now on folders and symlinks replace nothing.
     pub fn replace_nothing(&mut self) {
         self.over = Over::Nothing;
     }
 
-    /// How many requests to make or change something wait.
+    /// The number of waiting change requests.
     pub fn changes_waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Looks at the paths that the client names.
+    /// Looks up the paths of a request.
     pub fn stat(&self, client: &Client, request: u32, look: Look) -> Result<(), End> {
         if look.paths.len() > LOOK_PATHS_MAX {
             let text = format!("more than {LOOK_PATHS_MAX} paths to look at");
@@ -140,7 +138,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Makes folders and links, after all that was asked for before them. The job keeps the locks.
+    /// Makes folders and symlinks, after all earlier changes. The job keeps the locks.
     pub fn make(
         &mut self,
         client: &Client,
@@ -156,7 +154,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Changes what is there, after all that was asked for before it. The job keeps the locks.
+    /// Applies edits, after all earlier changes. The job keeps the locks.
     pub fn change(
         &mut self,
         client: &Client,
@@ -195,8 +193,8 @@ impl Namespace {
         });
     }
 
-    /// Tells the client what a job answers, and notes the owners that it is told of. The next job
-    /// keeps the locks.
+    /// Sends the client a job's answer, and remembers the owners in it. The next job keeps the
+    /// locks.
     pub fn event(
         &mut self,
         client: &mut Client,
@@ -249,7 +247,7 @@ impl Namespace {
     }
 }
 
-/// Says whose the entries are that are told next.
+/// Sends owner and link count of the entries that follow.
 fn send_ties(
     client: &Client,
     disclosed_owners: &mut DisclosedOwners,
