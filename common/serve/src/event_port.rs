@@ -1,16 +1,16 @@
-//! The sending end of a session's event queue, as one activity of the session sees it. A session
-//! has a single queue, so that events arrive in the order in which they were sent; each activity
-//! sends events of its own type, which the queue's type is made from.
+//! The sending end of a session's event queue, for one activity of the session. A session has a
+//! single queue, so that events arrive in the order in which they were sent. Each activity sends
+//! its own type of events, which the queue converts.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-/// Events that may wait for one session; half of them are for answers of jobs and workers.
+/// Events that may wait for one session; half of them are reserved for answers of jobs and workers.
 pub const EVENTS_MAX: usize = 16 << 10;
 
-/// A future that is boxed because it comes out of a trait object.
+/// A future, boxed because a trait object returns it.
 type Boxed<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// Sends events of one type into the queue of a session.
@@ -27,7 +27,7 @@ pub enum SendError {
     Closed,
 }
 
-/// A queue whose events can be made from `E`.
+/// A queue that converts events from `E`.
 trait Queue<E>: Send + Sync {
     fn try_send(&self, event: E) -> Result<(), SendError>;
     fn send(&self, event: E) -> Boxed<'_>;
@@ -46,7 +46,7 @@ impl<E: Send + 'static, S: From<E> + Send> Queue<E> for mpsc::Sender<S> {
     }
 
     fn send(&self, event: E) -> Boxed<'_> {
-        // A session that is over needs no event.
+        // A session that has ended needs no event.
         Box::pin(async move { drop(Self::send(self, event.into()).await) })
     }
 
@@ -75,12 +75,12 @@ impl<E> Clone for EventPort<E> {
 }
 
 impl<E: Send + 'static> EventPort<E> {
-    /// Sends into this queue.
+    /// A port of this queue.
     pub fn of<S: From<E> + Send + 'static>(queue: &mpsc::Sender<S>) -> Self {
         Self { queue: Arc::new(queue.clone()) }
     }
 
-    /// Queues an event, where there is room.
+    /// Queues an event, if there is room.
     pub fn try_send(&self, event: E) -> Result<(), SendError> {
         self.queue.try_send(event)
     }
@@ -110,7 +110,7 @@ impl<E: Send + 'static> EventPort<E> {
         self.queue.room()
     }
 
-    /// Whether both are clones of one port, and so send into one queue.
+    /// Whether both are clones of one port, and so send to one queue.
     pub fn same_queue(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.queue, &other.queue)
     }

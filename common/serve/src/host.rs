@@ -1,8 +1,8 @@
-//! What a service of reads asks of the program that it runs in, and what it reports to it. The
-//! program decides which paths a client may read, knows digests and holes, counts memory, and
-//! shows people what moves; the service knows none of that.
+//! The interface between `ReadService` and the program that it runs in. The program decides which
+//! paths a client may read, caches digests and holes, limits memory, and keeps counters; the
+//! service does none of that.
 //!
-//! All but [`Pace`] is called by the jobs of many sessions at a time, and may block.
+//! Jobs of many sessions call these traits concurrently, and may block, except in [`Pace`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use verbatim_proto::message::FileId;
 use verbatim_proto::{Digest, Extent, Fault, Survey, WirePath};
 use verbatim_telemetry::labels::{Operation, Step};
 
-/// Opens files for one client, and knows what is in them.
+/// Opens files for one client, and knows their digests and holes.
 pub trait ReadHost: Send + Sync + 'static {
     /// Opens a file by the path that the client named, if the client may read it.
     fn open(&self, path: &WirePath) -> Result<HostFile, Fault>;
 
-    /// The digests of the grains of a range, which lies in one window of the file. Ranges that
-    /// are whole cells of a grid of `cell` bytes may make known all of their window. `fresh`
-    /// trusts nothing that was known before.
+    /// The digests of the grains of a range, which lies in one window of the file. For ranges on a
+    /// grid of `cell` bytes the host may hash and cache the whole window. `fresh` bypasses the
+    /// cache.
     fn digests(
         &self,
         source: &Source,
@@ -28,16 +28,16 @@ pub trait ReadHost: Send + Sync + 'static {
         fresh: bool,
     ) -> Result<Vec<Digest>, Fault>;
 
-    /// Forgets what is known of a file: a client read something else.
+    /// Drops cached digests of a file: a client read something else.
     fn forget(&self, identity: &Identity);
 
     /// The holes of a file from `from` on.
     fn holes(&self, source: &Source, from: u64) -> Survey;
 
-    /// Lends the client memory for a copy of what is in files, until the loan is dropped.
+    /// Lends the client memory for copies of file data, until the loan is dropped.
     fn lend(&self, bytes: usize) -> Option<Loan>;
 
-    /// The error for a client that is lent no memory for this.
+    /// The error for a client that has no memory left for this.
     fn no_memory(&self, what: &str) -> Fault;
 }
 
@@ -46,7 +46,7 @@ pub trait SourceFolder: Send + Sync {
     /// Opens a file by its path in the folder.
     fn open(&self, path: &WirePath) -> Result<Source, Fault>;
 
-    /// Whether clients are told the extended attributes that only root may set.
+    /// Whether clients receive extended attributes that only root may set.
     fn tells_privileged_xattrs(&self) -> bool;
 }
 
@@ -54,65 +54,64 @@ pub trait SourceFolder: Send + Sync {
 pub struct HostFile {
     /// The file.
     pub source: Source,
-    /// The folder that it lies in, to open it anew after a mismatch.
+    /// The folder of the file, to reopen it after a mismatch.
     pub folder: Arc<dyn SourceFolder>,
     /// Its path in the folder.
     pub path: WirePath,
 }
 
-/// Hears what becomes of the files and windows of one client: counts them, logs them, shows them.
+/// Observes the files and windows of one client: counts them, logs them, shows them.
 pub trait ReadObserver: Send + Sync + 'static {
-    /// A file is open, of this path and length.
+    /// A file was opened, with this path and length.
     fn began(&self, file: FileId, path: &WirePath, bytes: u64);
 
-    /// The client is done with a file, which is about to be closed.
+    /// The client has finished a file, which is about to be closed.
     fn over(&self, file: FileId);
 
-    /// A file was closed. It failed if it changed while it was read, or some of it could not be
-    /// read.
+    /// A file was closed. It failed if it changed meanwhile, or if some of it could not be read.
     fn log(&self, of: &FileRecord, answer: Result<(), &Fault>);
 
-    /// The client gave a window back, and has verified what was in it.
+    /// The client released a window, and has verified its contents.
     fn window_returned(&self, window: &LeaseRecord);
 
-    /// The client says that so many pieces did not match, and they could be read here.
+    /// The client reports this many mismatched pieces, which the server could read again.
     fn mismatched(&self, pieces: usize);
 
-    /// A job took this long, from when it was asked for.
+    /// A job took this long, including the wait for a thread.
     fn took(&self, step: Step, time: Duration);
 
-    /// An operation is over for files, each with the fault that it failed of.
+    /// An operation ended for these files, each with its fault, if any.
     fn ended(&self, operation: Operation, faults: &mut dyn Iterator<Item = Option<&Fault>>);
 }
 
-/// Holds a client back that may move only so much a second. Asked by the task of its session.
+/// Limits the rate of a client. The task of its session calls it.
 pub trait Pace {
     /// The longest window.
     fn window_bytes(&self) -> u64;
 
-    /// Counts the bytes of a window that is about to be made, unless the client owes; says
-    /// whether it may be made now. If not, the session says later when it may.
+    /// Takes the bytes of the next window from the token bucket, unless the client is over its
+    /// rate; returns whether it did. If not, the session retries later.
     fn may_lease(&mut self, bytes: u64) -> bool;
 
-    /// A window whose bytes were counted is not made now.
+    /// Returns the bytes of a window that is not made now.
     fn refund(&self, bytes: u64);
 }
 
-/// A file, as its line in the log names it.
+/// A file, as its log line describes it.
 pub struct FileRecord {
     /// Its path as the client names it.
     pub path: WirePath,
     /// Its length.
     pub bytes: u64,
-    /// Since when it is open.
+    /// When it was opened.
     pub began: Instant,
 }
 
-/// A window that a client had.
+/// A window that was leased to a client.
 pub struct LeaseRecord {
-    /// The file, if it is of one alone.
+    /// The file, if the window is of one file.
     pub file: Option<FileId>,
-    /// The bytes that the client was to read, without those that it reads again.
+    /// The bytes that the client had to read, without those that it reads again.
     pub bytes: u64,
     /// When the window was made.
     pub leased: Instant,

@@ -1,7 +1,7 @@
-//! File jobs of a session: each runs on the blocking pool and sends its session one event,
-//! whatever becomes of it. Owns how many jobs are under way. How many of them run at a time is
-//! bounded by semaphores that several sessions may share; a job that waits for one ends with its
-//! session, and does not start while its session has much that the client has not read.
+//! File jobs of a session: each runs on the blocking pool and sends its session exactly one event,
+//! even if it panics. Owns the count of jobs under way. Semaphores, which sessions may share, limit
+//! the jobs that run at a time. A job that waits for one ends with its session, and does not start
+//! while the client has much to read.
 
 use crate::event_port::{EventPort, SendError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +15,7 @@ use verbatim_control::{Expected, Unread};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Panicked;
 
-/// What all jobs of a session have in common.
+/// The state that all jobs of a session share.
 pub struct JobLimits {
     under_way: AtomicUsize,
     /// Whether the event of a job found no room in the queue.
@@ -25,29 +25,29 @@ pub struct JobLimits {
 }
 
 impl JobLimits {
-    /// No job is under way. Jobs wait while `unread` is too much.
+    /// No job is under way. Jobs wait while `unread` is over its limit.
     pub fn new(panicked: EventPort<Panicked>, unread: Arc<Unread>) -> Arc<Self> {
         let (under_way, lost) = (AtomicUsize::new(0), AtomicBool::new(false));
         Arc::new(Self { under_way, lost, panicked, unread })
     }
 
-    /// How many jobs were started whose events the session has not taken.
+    /// Jobs that were started and whose events the session has not received.
     pub fn under_way(&self) -> usize {
         self.under_way.load(Ordering::Relaxed)
     }
 
-    /// Counts a job as done; called by the session for each event of a job that it takes.
+    /// Counts a job as done; the session calls it for each event of a job.
     pub fn done(&self) {
         self.under_way.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether the event of a job was lost: the session cannot go on.
+    /// Whether the event of a job was lost: then the session must end.
     pub fn has_lost_event(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
 }
 
-/// Semaphores that a job takes, in this order, before it runs.
+/// Semaphores that a job acquires, in this order, before it runs.
 pub type Semaphores<const COUNT: usize> = [Arc<Semaphore>; COUNT];
 
 /// Runs the jobs of one activity of a session.
@@ -58,11 +58,11 @@ pub struct Jobs<E> {
     done: Arc<Done<E>>,
 }
 
-/// Called with the event of each job, on its thread, and the time since the job was asked for.
+/// Called with the event of each job, on its thread, and the time since the job was started.
 type Done<E> = dyn Fn(&E, Duration) + Send + Sync;
 
 impl<E: Send + 'static> Jobs<E> {
-    /// Runs jobs within these rooms, whose events go to this port. `done` counts each.
+    /// Jobs that acquire these semaphores and send their events to this port. `done` counts each.
     pub fn new(
         limits: Arc<JobLimits>,
         semaphores: Semaphores<2>,
@@ -72,7 +72,7 @@ impl<E: Send + 'static> Jobs<E> {
         Self { limits, semaphores, port, done: Arc::new(done) }
     }
 
-    /// The same within other rooms.
+    /// The same jobs with other semaphores.
     #[must_use]
     pub fn within(&self, semaphores: Semaphores<2>) -> Self {
         let Self { limits, port, done, .. } = self;
@@ -85,13 +85,13 @@ impl<E: Send + 'static> Jobs<E> {
     }
 
     /// Starts a job whose answer may have this many bytes. They count as unread from the start of
-    /// the job until its event is dropped: of many jobs that start at once, all are done before
-    /// the client reads the first answer.
+    /// the job until its event is dropped: many jobs may end before the client reads the first
+    /// answer.
     pub fn run_expecting(&self, bytes: usize, work: impl FnOnce(Expected) -> E + Send + 'static) {
         self.start(self.semaphores.clone(), bytes, work);
     }
 
-    /// Starts a job once there is room in all of these.
+    /// Starts a job that acquires these semaphores.
     pub fn run_within<const COUNT: usize>(
         &self,
         semaphores: Semaphores<COUNT>,
@@ -132,7 +132,7 @@ impl<E: Send + 'static> Jobs<E> {
                         let permit = semaphore.clone().acquire_owned().await;
                         permits.push(permit.expect("it is never closed"));
                     }
-                    // Answers to other jobs may have become unread meanwhile.
+                    // Answers of other jobs may have become unread meanwhile.
                     if !unread.is_much() {
                         return permits;
                     }
@@ -140,7 +140,7 @@ impl<E: Send + 'static> Jobs<E> {
             };
             tokio::select! {
                 permits = permits => run(permits),
-                // Nobody is there to be answered.
+                // The session has ended.
                 () = port.closed() => {}
             }
         });
@@ -155,7 +155,7 @@ impl<E: Send + 'static> Jobs<E> {
         let (limits, port, done) = (limits.clone(), port.clone(), done.clone());
         let asked = Instant::now();
         move |expected| {
-            // A session that waits for the event of a job that panicked would report for ever
+            // Otherwise a session would wait for the event of a panicked job for ever, and report
             // that it is working.
             let told = match catch_unwind(AssertUnwindSafe(|| work(expected))) {
                 Ok(event) => {
@@ -164,7 +164,7 @@ impl<E: Send + 'static> Jobs<E> {
                 }
                 Err(_) => limits.panicked.try_send(Panicked),
             };
-            // A session that is over needs no event; one that goes on must not wait for it.
+            // A session that has ended needs no event; one that goes on must not wait for it.
             if told == Err(SendError::Full) {
                 limits.lost.store(true, Ordering::Relaxed);
             }

@@ -1,9 +1,9 @@
-//! Reads of one session: opens files, makes windows and leases them, takes them back, checks files
-//! again when they are closed. Each is a job; the machine says which and when. Owns the open files
-//! and the windows of its client, and the slots that small files are packed into.
+//! Reads of one session: opens files, makes windows, leases and retires them, and checks files
+//! again when they are closed. Each step is a job, which the machine orders. Owns the client's open
+//! files and windows, and the slots that small files are packed into.
 //!
-//! A window is taken back from every device before its slot is used again. Its pin goes with its
-//! registration. A file is closed before what it takes of the limits of its client is given back.
+//! Every device deregisters a window before its slot is used again. Its pin goes with its
+//! registration. A file is closed before its share of the client's limits is returned.
 
 use crate::host::{Pace, ReadHost, ReadObserver};
 use crate::jobs::Jobs;
@@ -25,48 +25,48 @@ pub struct ReadService<H> {
     host: Arc<H>,
     domain: Arc<SessionDomain>,
     jobs: Jobs<ReadEvent>,
-    /// The number of the session, for its log.
+    /// The id of the session, for the log.
     session: u64,
-    /// Windows at a time that are copies of files.
+    /// The maximum of windows that are copies of files.
     copied_windows_max: usize,
     machine: ReadServer,
     files: FileMap<Arc<OpenedFile>>,
     windows: HashMap<WindowId, Window>,
-    /// Slots for small files, to use again.
+    /// Slots for small files, to be reused.
     spare: Vec<PackSlot>,
-    /// How long windows of large files are.
+    /// The length of windows of large files.
     window_bytes: u64,
-    /// Whether windows wait until more may be pinned.
+    /// Whether windows wait for the pin budget.
     waits: bool,
 }
 
-/// What a job of the service answers.
+/// The answer of a job.
 pub enum ReadEvent {
-    /// Files were opened, or not.
+    /// Files were opened. Or the errors.
     Opened(Vec<(FileId, Result<Opened, Fault>)>),
-    /// The holes of a file from some place on.
+    /// The holes of a file from an offset on.
     Found(FileId, Survey),
-    /// A window was made, or not.
+    /// A window was made. Or the error.
     Prepared(WindowId, Prepared, Option<Window>),
     /// Files were checked and closed.
     Closed(Vec<(FileId, Result<Kept, Fault>)>),
 }
 
-/// What the session of a service is to do.
+/// A request of the service to its session.
 pub enum ReadOut {
     /// Send this to the client.
     Send(ReadReply),
-    /// Hand these to [`ReadService::open`], once the client may have them open.
+    /// Pass these to [`ReadService::open`] when descriptors are free.
     Open(Vec<OpenFile>),
-    /// Note that there is no memory for a window.
+    /// Note that a window found no memory.
     LacksMemory,
     /// Nothing.
     Done,
 }
 
 impl<H: ReadHost + ReadObserver> ReadService<H> {
-    /// A service for the session of this number, without files. Its client has at most so many
-    /// windows at a time that are copies, once one had to be copied.
+    /// A service without files for the session of this id. `copied_windows_max` limits the windows
+    /// of its client after the first that had to be copied.
     pub fn new(
         (session, host): (u64, Arc<H>),
         domain: Arc<SessionDomain>,
@@ -88,25 +88,25 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
         }
     }
 
-    /// Whether nothing is under way for the client, and nothing of it is open.
+    /// Whether the client has no open file and no request under way.
     pub fn is_idle(&self) -> bool {
         self.machine.is_idle()
     }
 
-    /// Whether the client has something to read.
+    /// Whether the client has windows.
     pub fn has_windows(&self) -> bool {
         !self.windows.is_empty()
     }
 
-    /// Whether windows wait until more may be pinned.
+    /// Whether windows wait for the pin budget.
     pub fn waits(&self) -> bool {
         self.waits
     }
 
-    /// Takes a request of the client. What it read and does not match does not count as taken.
+    /// Handles a request of the client. Bytes that did not match do not count as read.
     pub fn request(&mut self, request: ReadRequest) {
         if let ReadRequest::Refresh { window, pieces } = &request {
-            // Nothing has looked at these sizes yet: they may be any.
+            // These sizes are unchecked: they may be any.
             let sizes = pieces.iter().map(|(_, extent)| extent.len);
             let again = sizes.fold(0, u64::saturating_add);
             if let Some(window) = self.windows.get_mut(window) {
@@ -116,7 +116,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
         self.machine.request(request);
     }
 
-    /// Takes the answer of a job.
+    /// Handles the answer of a job.
     pub fn event(&mut self, event: ReadEvent) {
         match event {
             ReadEvent::Opened(answers) => self.opened(answers),
@@ -126,7 +126,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
         }
     }
 
-    /// Does the next thing that the machine asks for. A fault ends the session.
+    /// Carries out the next effect of the machine. A fault ends the session.
     pub fn next(&mut self, pace: &mut impl Pace) -> Option<Result<ReadOut, Fault>> {
         Some(Ok(match self.machine.next_effect()? {
             ServerEffect::Send(reply) => ReadOut::Send(reply),
@@ -139,19 +139,20 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
         }))
     }
 
-    /// Opens files, each with what it takes of the limits of its client.
+    /// Opens files, each with its share of the client's limits.
     pub fn open(&self, files: Vec<(OpenFile, Guard)>) {
         let host = self.host.clone();
         self.jobs.run(move || ReadEvent::Opened(open_all(&*host, files)));
     }
 
-    /// Fails files that waited too long to be opened.
+    /// Fails files that waited too long for descriptors.
     pub fn refuse(&self, files: Vec<(FileId, Fault)>) {
         let refused = files.into_iter().map(|(file, fault)| (file, Err(fault))).collect();
         self.jobs.run(move || ReadEvent::Opened(refused));
     }
 
-    /// More may be pinned, or less is wanted by others: windows get the length that is fair now.
+    /// Adapts the length of windows to the pin budget and the rate limit, and leases those that
+    /// waited.
     pub fn lease_more(&mut self, pace: &impl Pace) {
         let bytes = self.fair_window_bytes(pace);
         if self.waits || bytes != self.window_bytes {
@@ -161,14 +162,14 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
         }
     }
 
-    /// Makes the windows that waited for their time.
+    /// Leases the windows that the rate limit deferred.
     pub fn lease_deferred(&mut self, pace: &impl Pace) {
         self.waits = true;
         self.lease_more(pace);
     }
 
-    /// Lets go of all files and windows, as their client is gone. Jobs that are under way finish, and
-    /// nobody takes their answers; what is registered goes with the client's domain.
+    /// Drops all files and windows, because the client is gone. Jobs under way finish, and their
+    /// answers are dropped; registrations go with the client's domain.
     pub fn end(&mut self) {
         self.machine = ReadServer::new();
         self.files = FileMap::default();
@@ -226,7 +227,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
     }
 
     fn prepare(&mut self, prepare: Prepare, pace: &mut impl Pace) -> ReadOut {
-        // Before anything is pinned: who has to wait must not keep room from others meanwhile.
+        // Before anything is pinned: a client that has to wait must not keep pins from others.
         if !pace.may_lease(bytes_of(&prepare)) {
             self.machine.put_off(prepare);
             return ReadOut::Done;
@@ -260,7 +261,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
                 }
             }
             if prepare.fresh {
-                // What cannot be read came as zeros: nobody altered it.
+                // A piece that cannot be read was sent as zeros: nothing altered it on the way.
                 host.mismatched(answer.pieces.iter().filter(|made| made.is_ok()).count());
             }
             let file = (!prepare.packed).then(|| prepare.pieces[0].0);
@@ -270,7 +271,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
         ReadOut::Done
     }
 
-    /// A slot for small files: one that was used before, or memory for another.
+    /// A slot for small files: a spare one, or memory for a new one.
     fn slot_to_pack(&mut self) -> Option<PackSlot> {
         let anew = || {
             let memory = self.host.lend(PACK_BYTES_MAX as usize)?;
@@ -279,7 +280,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
         self.spare.pop().or_else(anew)
     }
 
-    /// A window that was counted cannot be made now: a shorter one, or later.
+    /// A window whose bytes were counted cannot be made now: tries a shorter one, or waits.
     fn defer(&mut self, prepare: Prepare, pace: &impl Pace) {
         pace.refund(bytes_of(&prepare));
         self.machine.put_off(prepare);
@@ -292,7 +293,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
         }
     }
 
-    /// How long windows should be now.
+    /// The length of windows that pin budget and rate limit allow now.
     fn fair_window_bytes(&self, pace: &impl Pace) -> u64 {
         self.domain.window_bytes().min(pace.window_bytes())
     }
@@ -308,7 +309,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
     fn retire(&mut self, id: WindowId, pace: &impl Pace) -> Result<ReadOut, Fault> {
         let Some(window) = self.windows.remove(&id) else { return Ok(ReadOut::Done) };
         self.host.window_returned(&window.lease);
-        // Before its slot is spare: what is packed there next is not for an old key.
+        // Before its slot becomes spare: the old key must not reach the next files in it.
         check_released(self.domain.take_back(window.number))?;
         if self.spare.len() < WINDOWS_MAX {
             self.spare.extend(window.packed);
@@ -319,7 +320,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
 }
 
 impl ReadEvent {
-    /// Reports what a job did, and how long it took since it was asked for.
+    /// Reports the result of a job, and the time since it was started.
     pub fn count(&self, observer: &impl ReadObserver, time: Duration) {
         match self {
             Self::Opened(answers) => {

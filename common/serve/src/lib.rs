@@ -1,10 +1,10 @@
-//! What a program needs to serve files to clients, without configuration, exports, quotas or
-//! metrics: the event queue of a session, the file jobs that answer into it, the threads that own
-//! links, reads, and what is registered with RDMA devices. The server builds its sessions on it;
-//! knows nothing of the server and the client crates.
+//! Owns what a program needs to serve files to clients: the event queue of a session, its file
+//! jobs, the threads that own links, reads, and RDMA registrations. Never decides what a client may
+//! read, and knows neither configuration, exports, quotas nor metrics: the program above it,
+//! `server/lib`, does. Below it are `fabric`, `files` and `proto`.
 //!
-//! Modules import one way, lowest first: `event_port`, `rdma`; `jobs`, `link_worker`, `host`; `open_file`;
-//! `windows`; `leases`.
+//! Modules import one way, lowest first: `event_port`, `rdma`; `jobs`, `link_worker`, `host`;
+//! `open_file`; `windows`; `leases`.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! The links of several clients, on one worker thread. Told what to do by sessions; reports into
-//! their event queues. Knows nothing of files: `Uploads` checks and stores the chunks that clients
-//! send, on the thread that received them, while they are in cache.
+//! The links of several clients, on one worker thread. Sessions send commands, and the worker
+//! reports to their event queues. Knows nothing of files: `Uploads` verifies and stores chunks on
+//! the thread that received them, while they are in cache.
 //!
-//! A chunk that its session expects is stored when it is notified, and the session hears
-//! what became of it. Any other notification is passed on, and the session says what to do.
+//! A chunk that its session expects is stored as soon as the link notifies it, and the session gets
+//! the verdicts. Any other notification goes to the session, which decides.
 
 use crate::event_port::{EVENTS_MAX, EventPort};
 use std::collections::HashMap;
@@ -12,62 +12,62 @@ use verbatim_fabric::{Completion, FabricError, Link};
 use verbatim_proto::message::{LinkId, Tag, Verdict};
 use verbatim_proto::units::{ANSWERS_TOGETHER, SLOTS_PER_LINK};
 
-/// What a worker does with chunks that clients send. One for each worker thread.
+/// Handles the chunks that clients upload. One for each worker thread.
 pub trait Uploads: Sized + Send + 'static {
-    /// Where a chunk lies, and where it goes.
+    /// The memory and the targets of a chunk.
     type Chunk: Send;
-    /// Other work of an upload that takes a while.
+    /// Other slow work of an upload.
     type Task: Send;
-    /// What became of a task, or why a chunk has no verdict.
+    /// The result of a task, or the reason why a chunk has no verdict.
     type Report: Send;
 
-    /// Checks and stores a chunk. Nothing of the chunk may outlive this call: the session may
-    /// discard its files as soon as it hears the verdicts.
+    /// Verifies and stores a chunk. Nothing of the chunk may outlive this call: the session may
+    /// discard its files as soon as it has the verdicts.
     fn store(&mut self, chunk: Self::Chunk) -> Result<Stored, Self::Report>;
 
-    /// Does a task. Nothing of the task may outlive this call, either.
+    /// Runs a task. Nothing of the task may outlive this call, either.
     fn run(&mut self, task: Self::Task) -> Self::Report;
 }
 
-/// What became of a chunk.
+/// The result of a chunk.
 pub struct Stored {
-    /// How many bytes it has.
+    /// Its length in bytes.
     pub bytes: u64,
     /// One for each of its pieces.
     pub verdicts: Vec<Verdict>,
 }
 
-/// A chunk that a client sends, and the session that hears what became of it.
+/// An uploaded chunk, and the session that gets its verdicts.
 pub struct Upload<U: Uploads> {
-    /// The tag that the client notifies.
+    /// The tag in the client's notification.
     pub tag: Tag,
-    /// Where it lies, and where it goes.
+    /// Its memory and its targets.
     pub chunk: U::Chunk,
-    /// Hears what became of it.
+    /// Gets the verdicts.
     pub session: EventPort<LinkEvent<U>>,
 }
 
-/// What a worker tells a session of one of its links.
+/// A worker's report about a link of a session.
 pub enum LinkEvent<U: Uploads> {
     /// The client notified a chunk that was not expected.
     Notified {
-        /// The link that it came over.
+        /// The link of the notification.
         link: LinkId,
         /// Its tag.
         tag: Tag,
     },
-    /// A chunk was checked and stored, or not.
+    /// The chunk has its verdicts.
     Absorbed {
         /// Its tag.
         tag: Tag,
-        /// How many bytes it has.
+        /// Its length in bytes.
         bytes: u64,
         /// One for each of its pieces.
         verdicts: Vec<Verdict>,
     },
-    /// What uploads report.
+    /// A report of `Uploads`.
     Report(U::Report),
-    /// The link ended: nothing of it can land any more.
+    /// The link ended: no write of it can land any more.
     Dead {
         /// Its name.
         link: LinkId,
@@ -76,66 +76,65 @@ pub enum LinkEvent<U: Uploads> {
     },
 }
 
-/// What a session tells a worker.
+/// A command of a session to a worker.
 pub enum Command<U: Uploads> {
     /// Take this link.
     Adopt {
-        /// The name of the link among all of the program.
+        /// The link's key, unique in the program.
         key: LinkKey,
         /// Its name in its session.
         id: LinkId,
         /// The link.
         link: Box<dyn Link>,
-        /// Hears of it.
+        /// Gets the reports about it.
         session: EventPort<LinkEvent<U>>,
     },
-    /// Check and store a chunk when this link notifies it.
+    /// Store a chunk when this link notifies it.
     Expect(LinkKey, Upload<U>),
-    /// Check and store a chunk that this link has notified.
+    /// Store a chunk that this link has notified.
     Absorb(LinkKey, Upload<U>),
-    /// This link has notified a chunk that was judged before: nothing is to be done.
+    /// This link has notified a chunk that has its verdict: do nothing.
     Forget(LinkKey, Tag),
-    /// Do a task of uploads, and say what became of it.
+    /// Run a task of `Uploads`, and report its result.
     Do {
         /// The task.
         task: U::Task,
-        /// Hears what became of it.
+        /// Gets the report.
         session: EventPort<LinkEvent<U>>,
     },
-    /// End this link, and say so.
+    /// End this link, and report that.
     Kill {
         /// The link.
         key: LinkKey,
         /// Its name in its session.
         id: LinkId,
-        /// Hears that nothing of it can land any more.
+        /// Gets `LinkEvent::Dead`.
         session: EventPort<LinkEvent<U>>,
     },
 }
 
-/// The most notifications of a link that its session was told of and has said nothing about.
+/// Notifications of a link that its session may have received without an answer.
 pub const NOTIFIED_MAX: usize = 4 * SLOTS_PER_LINK as usize;
 
-/// Whose a link is.
+/// The session of a link, and its chunks.
 struct Owner<U: Uploads> {
     link: LinkId,
     session: EventPort<LinkEvent<U>>,
     expected: Vec<Upload<U>>,
-    /// What the session was told of: it is not stored until it says so.
+    /// Notifications that the session has received and not answered.
     notified: Vec<Tag>,
-    /// What became of chunks while others are expected, to be told with the next.
+    /// Verdicts that wait for the next, while other chunks are expected.
     unsent: Vec<LinkEvent<U>>,
 }
 
 impl<U: Uploads> Owner<U> {
-    /// The chunk of a tag, if it is expected.
+    /// Removes and returns the chunk of a tag, if it is expected.
     fn take(&mut self, tag: Tag) -> Option<Upload<U>> {
         let at = self.expected.iter().position(|upload| upload.tag == tag)?;
         Some(self.expected.swap_remove(at))
     }
 
-    /// Tells what became of a chunk: with the next one where that is sure to come, or its link
-    /// to die.
+    /// Reports verdicts: batched where another chunk or the end of the link is sure to follow.
     fn absorbed(&mut self, event: LinkEvent<U>) {
         self.unsent.push(event);
         if self.expected.is_empty() || self.unsent.len() >= ANSWERS_TOGETHER {
@@ -145,21 +144,21 @@ impl<U: Uploads> Owner<U> {
 
     fn flush_events(&mut self) {
         for event in self.unsent.drain(..) {
-            // A session that is gone needs no verdict.
+            // A session that has ended needs no verdict.
             let _ = self.session.try_send(event);
         }
     }
 
-    /// Passes a notification on; whether that could be done. It may name a chunk whose verdict is
-    /// held: the session must have heard that first.
+    /// Passes a notification on to the session; returns whether that was possible. It may name a
+    /// chunk whose verdict is batched: the session must get that first.
     fn pass_on(&mut self, tag: Tag) -> bool {
         self.flush_events();
         if self.notified.contains(&tag) {
             return true;
         }
         self.notified.push(tag);
-        // Half of the queue is for answers the session waits for; a client that floods it with
-        // notifications loses its link.
+        // Half of the queue is reserved for answers; a client that floods it with notifications
+        // loses its link.
         let room = self.notified.len() <= NOTIFIED_MAX && self.session.room() >= EVENTS_MAX / 2;
         room && self.session.try_send(LinkEvent::Notified { link: self.link, tag }).is_ok()
     }
@@ -177,14 +176,14 @@ impl<U: Uploads> LinkWorker<U> {
         Self { owners: HashMap::new(), uploads }
     }
 
-    /// The session has said what is to be done with what it was told of.
+    /// The session has answered a notification.
     fn forget(&mut self, key: LinkKey, tag: Tag) {
         if let Some(owner) = self.owners.get_mut(&key) {
             owner.notified.retain(|notified| *notified != tag);
         }
     }
 
-    /// Has a chunk of a link checked and stored, and tells its session.
+    /// Stores a chunk, and reports its verdicts.
     fn absorb(&mut self, key: LinkKey, upload: Upload<U>) {
         let Upload { tag, chunk, session } = upload;
         let Stored { bytes, verdicts } = match self.uploads.store(chunk) {
@@ -216,11 +215,11 @@ impl<U: Uploads> Handler<Box<dyn Link>> for LinkWorker<U> {
             }
             Command::Do { task, session } => {
                 let report = self.uploads.run(task);
-                // A session that is gone needs no report.
+                // A session that has ended needs no report.
                 let _ = session.try_send(LinkEvent::Report(report));
             }
             Command::Expect(key, upload) => {
-                // A session that was told of it already will say what is to be done.
+                // The session got this notification already, and will answer it.
                 let owner = self.owners.get_mut(&key);
                 if let Some(owner) = owner.filter(|owner| !owner.notified.contains(&upload.tag)) {
                     owner.expected.push(upload);
@@ -244,7 +243,7 @@ impl<U: Uploads> Handler<Box<dyn Link>> for LinkWorker<U> {
     }
 
     fn completed(&mut self, links: &mut LinkSet<Box<dyn Link>>, key: LinkKey, done: Completion) {
-        // The server submits nothing itself: only notifications come.
+        // The server submits nothing itself: it only receives notifications.
         let Completion::Notified { tag } = done else { return };
         let Some(owner) = self.owners.get_mut(&key) else { return };
         if let Some(upload) = owner.take(Tag(tag)) {

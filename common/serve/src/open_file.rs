@@ -1,6 +1,6 @@
-//! A file that is open for a client that reads it: opened by a job, checked again when it is
-//! closed. Owns why some of it could not be sent. What the file takes of the limits of its client
-//! is given back behind its descriptor.
+//! A file that is open for a reading client: a job opens it, and checks its identity again when it
+//! closes it. Owns the first read error of the file. Returns its share of the client's limits after
+//! its descriptor is closed.
 
 use crate::host::{FileRecord, HostFile, ReadHost, SourceFolder};
 use std::sync::{Arc, OnceLock};
@@ -9,7 +9,7 @@ use verbatim_files::Source;
 use verbatim_proto::message::{FileId, OpenFile};
 use verbatim_proto::{Code, Fault, Kept, Survey, WirePath};
 
-/// What an open file takes of the limits of its client; dropping it gives that back.
+/// An open file's share of the client's limits; dropping it returns that.
 pub type Guard = Box<dyn Send + Sync>;
 
 /// A file that is open for a client.
@@ -17,27 +17,27 @@ pub struct OpenedFile {
     folder: Arc<dyn SourceFolder>,
     /// Its path in the folder.
     pub(crate) path: WirePath,
-    /// The path as the client names it, and since when it is open.
+    /// The path as the client names it, and the time of opening.
     pub(crate) record: FileRecord,
     pub(crate) source: Source,
-    /// Why some of it could not be sent.
+    /// Why some of it could not be read.
     fault: OnceLock<Fault>,
-    /// Behind the source, which is closed before it is given back.
+    /// Dropped after the source, whose descriptor it counts.
     _guard: Guard,
 }
 
 impl OpenedFile {
-    /// Notes why some of it could not be sent; the first reason counts.
+    /// Records why some of it could not be read; the first reason counts.
     pub(crate) fn failed(&self, fault: &Fault) {
         self.fault.get_or_init(|| fault.clone());
     }
 
-    /// Why some of it could not be sent.
+    /// Why some of it could not be read.
     pub(crate) fn fault(&self) -> Option<&Fault> {
         self.fault.get()
     }
 
-    /// Says whether it is still what was opened; its metadata, where it is asked for.
+    /// Checks that the file is unchanged; returns its metadata on request.
     pub(crate) fn close(&self, describe: bool) -> Result<Kept, Fault> {
         self.source.check()?;
         let trusted = self.folder.tells_privileged_xattrs();
@@ -45,7 +45,7 @@ impl OpenedFile {
         Ok(meta.map(Box::new))
     }
 
-    /// Opens the file anew after a mismatch: a pinned window can be stale for ever.
+    /// Opens the file again after a mismatch: the pages of a pinned window can be stale for ever.
     pub(crate) fn reopen(&self, host: &impl ReadHost) -> Result<Source, Fault> {
         host.forget(self.source.identity());
         let anew = self.folder.open(&self.path)?;
@@ -57,10 +57,10 @@ impl OpenedFile {
     }
 }
 
-/// A file that was opened, and the holes it begins with.
+/// A file that was opened, and its first holes.
 pub type Opened = (Arc<OpenedFile>, Survey);
 
-/// Opens files, each with what it takes of the limits of its client.
+/// Opens files, each with its share of the client's limits.
 pub(crate) fn open_all(
     host: &impl ReadHost,
     files: Vec<(OpenFile, Guard)>,
@@ -84,8 +84,9 @@ pub(crate) fn open_all(
     files.into_iter().map(open_one).collect()
 }
 
-/// Waits for a large source that was just written, until a later write could not hide. It costs
-/// no more than hashing all of it again at the end, and a copy that is cut short can go on.
+/// Waits until a large, recently written source is so old that a later write would change its
+/// identity. That costs no more than hashing it all again at the end, and an interrupted copy can
+/// be resumed.
 fn settle(
     source: Source,
     until: Instant,
@@ -103,8 +104,8 @@ fn settle(
 /// Sources from this size on are waited for: hashing them takes about as long.
 const SETTLE_BYTES_MIN: u64 = 8 << 30;
 
-/// How long all files of one request wait for that.
+/// The wait for all files of one request.
 const SETTLE_MAX: Duration = Duration::from_millis(2100);
 
-/// How often it is looked whether they still must.
+/// The interval between two checks.
 const SETTLE_LOOK_EVERY: Duration = Duration::from_millis(50);

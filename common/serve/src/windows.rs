@@ -1,10 +1,10 @@
-//! Windows of files for a client that reads: a range of a file registered as it is or, where the
-//! kernel does not, read into a slot; and many small files in one slot, of which a link without a
-//! device sends the longer ones from their files. Made by jobs, with a pin in hand; never through
-//! a mapping, which may be cut short.
+//! Windows for reading clients: a range of a file that devices register directly or, where the
+//! kernel refuses, a copy in a slot; and packs of many small files in one slot, of which a link
+//! without a device sends the longer ones from their files. Jobs make them, with a pin in hand, and
+//! never read through a mapping, which truncation would turn into SIGBUS.
 //!
-//! Memory of a window is free again when the window was taken back from every device; then its
-//! slot is used again, or goes with the memory that it was lent.
+//! The memory of a window is free when every device has deregistered it; then its slot is reused,
+//! or returned with its loan.
 
 use crate::host::{LeaseRecord, ReadHost};
 use crate::open_file::OpenedFile;
@@ -23,8 +23,7 @@ use verbatim_proto::read::Prepared;
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX};
 use verbatim_proto::{Code, Digest, Extent, Fault};
 
-/// Where small files are packed: a slot, made anew if there is none to use again, and the memory
-/// it takes.
+/// A slot for packed files, allocated if there is none to reuse, and the loan of its memory.
 pub(crate) struct PackSlot {
     pub slot: Option<SharedSlot>,
     pub memory: Loan,
@@ -32,18 +31,18 @@ pub(crate) struct PackSlot {
 
 /// A registered window.
 pub struct Window {
-    /// What takes it back from the client.
+    /// The number of its registration.
     pub(crate) number: u64,
-    /// The slot that small files were packed into, to use again.
+    /// The slot of the packed files, to be reused.
     pub(crate) packed: Option<PackSlot>,
-    /// The memory it takes, if it is a copy of a range that could not be registered itself.
+    /// The loan of its memory, if it is a copy of a range that no device could register.
     pub(crate) copied: Option<Loan>,
-    /// What the client has of it.
+    /// The client's lease of it.
     pub(crate) lease: LeaseRecord,
 }
 
 impl Window {
-    /// The same, of this file alone.
+    /// The same window, of this file alone.
     pub(crate) fn of(mut self, file: Option<FileId>) -> Self {
         self.lease.file = file;
         self
@@ -54,9 +53,9 @@ impl Window {
 pub(crate) struct WindowMaker<'j, H> {
     pub host: &'j H,
     pub domain: &'j SessionDomain,
-    /// How long windows of this client are.
+    /// The length of this client's windows.
     pub cell: u64,
-    /// Whether what was known before is not trusted.
+    /// Whether to bypass the digest cache.
     pub fresh: bool,
 }
 
@@ -98,8 +97,8 @@ impl<H: ReadHost> WindowMaker<'_, H> {
             Err(error @ (FabricError::Device { .. } | FabricError::System { .. })) => error,
             Err(error) => return Err(fault(error)),
         };
-        // Old kernels register no read-only mapping, some file systems map nothing, and of a file
-        // that shrank there is nothing to map.
+        // Old kernels register no read-only mapping, some file systems map nothing, and a file that
+        // shrank has nothing to map.
         tracing::debug!(path = %open.path, error = %refused, "window is a copy");
         let what = || format!("a copy of {} bytes of {}", extent.len, open.path);
         let lent = host.lend(extent.len as usize).ok_or_else(|| host.no_memory(&what()))?;
@@ -107,7 +106,7 @@ impl<H: ReadHost> WindowMaker<'_, H> {
         Ok((domain.offer(Memory::Staged(copy), pin).map_err(fault)?, Some(lent), digests))
     }
 
-    /// Makes a window of many small files: in one slot, but for the longer of them, which links
+    /// Packs many small files into a window: in one slot, except the longer ones, which links
     /// without a device send from the files themselves.
     pub fn pack(
         &self,
@@ -155,8 +154,8 @@ impl<H: ReadHost> WindowMaker<'_, H> {
         }
     }
 
-    /// Takes a whole small file into a window, to be sent from the file. What did not match, and
-    /// what was just written, is sent as it was hashed.
+    /// Adds a whole small file to a window, to be sent from the file. A file that did not match, or
+    /// was just written, is sent from the copy that was hashed.
     fn gather(
         &self,
         slot: &SharedSlot,
@@ -178,7 +177,7 @@ impl<H: ReadHost> WindowMaker<'_, H> {
     }
 }
 
-/// What the machine is told of a window that was made, and what is kept of it.
+/// The answer for the machine, and the window.
 fn prepared(
     offered: Offered,
     packed: Option<PackSlot>,
@@ -207,7 +206,7 @@ fn copy_window(source: &Source, extent: Extent) -> Result<SharedSlot, Fault> {
     Ok(slot)
 }
 
-/// Reads a whole small file into a slot and hashes what was read.
+/// Reads a whole small file into a slot, and hashes it there.
 fn stage(
     slot: &SharedSlot,
     at: usize,

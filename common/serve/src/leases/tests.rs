@@ -1,5 +1,5 @@
-//! Reads of a folder by a client without a link: what is leased is looked up in its domain, as a
-//! link without a device does. Neither a server nor a connection is needed.
+//! Reads of a folder by a client without a link: tests look up leased memory in its domain, as a
+//! link without a device does. They need neither a server nor a connection.
 
 use super::*;
 use crate::event_port::EventPort;
@@ -17,7 +17,7 @@ use verbatim_files::{Folder, Identity, Source};
 use verbatim_proto::message::Lease;
 use verbatim_proto::{Code, Digest, WirePath};
 
-/// How long anything may take that should happen at once.
+/// The deadline of anything that should happen at once.
 const SOON: Duration = Duration::from_secs(20);
 
 enum Event {
@@ -52,11 +52,11 @@ impl SourceFolder for OpenFolder {
 /// Serves one folder.
 struct Host {
     folder: Arc<OpenFolder>,
-    /// Whether there is no memory to lend.
+    /// Whether the client has no memory left.
     is_full: AtomicBool,
     loans: AtomicUsize,
     bytes_taken: Mutex<u64>,
-    /// The file opened last.
+    /// The file that was opened last.
     opened: Mutex<Weak<File>>,
 }
 
@@ -114,7 +114,7 @@ impl ReadObserver for Host {
     fn ended(&self, _operation: Operation, _faults: &mut dyn Iterator<Item = Option<&Fault>>) {}
 }
 
-/// Lets a client move what it wants, or nothing.
+/// Allows all windows, or none.
 #[derive(Default)]
 struct Gate {
     is_shut: bool,
@@ -132,7 +132,7 @@ impl Pace for Gate {
     fn refund(&self, _bytes: u64) {}
 }
 
-/// Says, when it is dropped, whether a file was closed by then.
+/// Records, when it is dropped, whether a file was closed by then.
 struct ClosedBefore(Arc<Host>, Arc<Mutex<Option<bool>>>);
 
 impl Drop for ClosedBefore {
@@ -176,7 +176,7 @@ impl Scene {
         Self { service, host, domain, pace, events, limits, closed_first, lacks_memory, dir }
     }
 
-    /// Asks to read a new file of this many bytes.
+    /// Opens a new file of this many bytes.
     fn open(&mut self, file: u32, bytes: usize) {
         let name = file.to_string();
         std::fs::write(self.dir.path().join(&name), vec![7; bytes]).unwrap();
@@ -185,7 +185,7 @@ impl Scene {
         self.service.request(ReadRequest::Open { files });
     }
 
-    /// Does what is to be done now; what the client is sent.
+    /// Carries out the effects; returns the messages to the client.
     fn run(&mut self) -> Vec<ReadReply> {
         let mut sent = Vec::new();
         while let Some(out) = self.service.next(&mut self.pace) {
@@ -203,7 +203,7 @@ impl Scene {
         sent
     }
 
-    /// Works until no job is under way; what the client is sent.
+    /// Runs until no job is under way; returns the messages to the client.
     async fn settle(&mut self) -> Vec<ReadReply> {
         let mut sent = self.run();
         while self.limits.under_way() > 0 {

@@ -1,6 +1,6 @@
-//! RDMA of a program that serves: open devices, the ports that links may use, registrations of one
-//! client, and the budget of pinned memory. Never decides what a client reads or writes.
-//! Stands below sessions and workers, and knows neither exports nor limits.
+//! Owns RDMA of a serving program: open devices, the ports that links may use, registrations of
+//! each client, and the budget of pinned memory. Never decides what a client reads or writes.
+//! Sessions and workers stand above it, `fabric` below; it knows neither exports nor limits.
 
 pub mod devices;
 mod pin_book;

@@ -1,28 +1,30 @@
-//! Who may pin how much now: a pure account of one budget over all clients. No
+//! The account of pinned memory: who may pin how much now, of one budget for all clients. Pure: no
 //! lock, no clock, no memory; `pin_budget` drives it.
 //!
-//! Each client that is let in has a floor of its own, as long as all floors fit the
-//! budget. What is left above the floors is lent by a dynamic threshold: nobody may
-//! hold more of it than stays free. One client alone gets half of it, n get equal
-//! parts and leave as much, and a newcomer finds something free. Where many come at
-//! once, their floors are owed to them: nobody gets more than his own until those who
-//! have more gave it back. Who does not is a hoarder, and can be named.
+//! Each admitted client has a floor, as long as all floors fit the budget. Memory above the floors
+//! is lent by a dynamic threshold: no client may hold more of it than stays free. So one client
+//! gets half of it, n clients get equal parts and leave as much, and a new client always finds some
+//! free.
+//!
+//! If many clients arrive at once, the budget owes them their floors: no client gets more than its
+//! floor until those above theirs have returned some. A client that returns nothing is hoarding,
+//! and `above_floor` names it.
 
 use std::collections::BTreeMap;
 
-/// Windows that a client should be able to have at a time: one is read, the others are made.
+/// Windows that a client should have at a time: it reads one while jobs make the others.
 const WINDOWS_AT_A_TIME: u64 = 4;
 
 /// The account.
 #[derive(Debug)]
 pub(crate) struct PinBook {
     budget: u64,
-    /// What one client may hold, however much is free.
+    /// The maximum of one client, however much is free.
     client_max: u64,
-    /// Floors, and what is held above them; more than the budget while floors are owed.
+    /// Floors, plus bytes held above them; more than the budget while floors are owed.
     used: u64,
     floors: u64,
-    /// What is held, floors that are not in use left out.
+    /// Bytes held, without unused floors.
     held: u64,
     held_peak: u64,
     clients: BTreeMap<u64, Client>,
@@ -32,7 +34,7 @@ pub(crate) struct PinBook {
 struct Client {
     floor: u64,
     held: u64,
-    /// It was refused something and wants to hear when there is more.
+    /// A request was refused: the client wants an event when there is more.
     waits: bool,
 }
 
@@ -43,7 +45,7 @@ impl Client {
 }
 
 impl PinBook {
-    /// An account of so many bytes, of which one client may hold so many.
+    /// An account of `budget` bytes, of which one client may hold `client_max`.
     pub fn new(budget: u64, client_max: u64) -> Self {
         let clients = BTreeMap::new();
         Self { budget, client_max, used: 0, floors: 0, held: 0, held_peak: 0, clients }
@@ -53,7 +55,7 @@ impl PinBook {
         self.budget
     }
 
-    /// Bytes held now, and the most at a time.
+    /// Bytes held now, and the most ever.
     pub fn held(&self) -> (u64, u64) {
         (self.held, self.held_peak)
     }
@@ -62,7 +64,7 @@ impl PinBook {
         self.clients.len()
     }
 
-    /// Lets a client in with a floor; false when there is no room for it.
+    /// Admits a client with a floor; false if the floor does not fit.
     pub fn admit(&mut self, id: u64, floor: u64) -> bool {
         if self.floors + floor > self.budget {
             return false;
@@ -73,7 +75,7 @@ impl PinBook {
         true
     }
 
-    /// Gives a client another floor; false when there is no room for it.
+    /// Changes a client's floor; false if it does not fit.
     pub fn set_floor(&mut self, id: u64, floor: u64) -> bool {
         let client = self.clients.get_mut(&id).expect("only clients that were let in ask");
         let floors = self.floors - client.floor + floor;
@@ -85,7 +87,7 @@ impl PinBook {
         true
     }
 
-    /// Lends bytes to a client, or notes that it waits.
+    /// Lends bytes to a client, or records that it waits.
     pub fn ask(&mut self, id: u64, bytes: u64) -> bool {
         let free = self.free();
         let client = self.clients.get_mut(&id).expect("only clients that were let in ask");
@@ -93,7 +95,7 @@ impl PinBook {
         let more = above - client.above_floor(0);
         let fits = match more {
             _ if client.held + bytes > self.client_max => false,
-            // Its own, unless that is still in the hands of others.
+            // Its own floor, unless other clients still hold it.
             0 => self.held + bytes <= self.budget,
             more => more <= free && above <= free - more,
         };
@@ -108,7 +110,7 @@ impl PinBook {
         fits
     }
 
-    /// Takes bytes back; returns who waited and should ask again.
+    /// Returns bytes; gives the clients that waited and should ask again.
     pub fn give_back(&mut self, id: u64, bytes: u64) -> Vec<u64> {
         let client = self.clients.get_mut(&id).expect("who holds something is in");
         let before = client.above_floor(0);
@@ -118,7 +120,7 @@ impl PinBook {
         self.take_waiting()
     }
 
-    /// A client that holds nothing leaves; returns who waited.
+    /// Removes a client that holds nothing; gives the clients that waited.
     pub fn leave(&mut self, id: u64) -> Vec<u64> {
         let client = self.clients.remove(&id).expect("only clients that are in leave");
         assert_eq!(client.held, 0, "a client left with something in hand");
@@ -127,9 +129,8 @@ impl PinBook {
         self.take_waiting()
     }
 
-    /// How long windows of a client should be that take `times` as much: so that it can have
-    /// several at a time, from `min` to `max`, a power of two. A client that holds nothing always
-    /// gets one.
+    /// The length of a client's windows if each takes `times` as much: a power of two from `min` to
+    /// `max`, so that the client can have several. A client that holds nothing always gets one.
     pub fn window_bytes(&self, id: u64, times: u64, min: u64, max: u64) -> u64 {
         let client = &self.clients[&id];
         let above = (self.free() + client.above_floor(0)) / 2;
@@ -138,13 +139,13 @@ impl PinBook {
         power.clamp(min, max)
     }
 
-    /// Who has more than its floor.
+    /// The clients above their floor.
     pub fn above_floor(&self) -> impl Iterator<Item = u64> {
         let above = |(_, client): &(&u64, &Client)| client.above_floor(0) > 0;
         self.clients.iter().filter(above).map(|(&id, _)| id)
     }
 
-    /// What is neither held nor owed.
+    /// Bytes that are neither held nor owed.
     fn free(&self) -> u64 {
         self.budget.saturating_sub(self.used)
     }
@@ -167,7 +168,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const GRAIN: u64 = MIB / 4;
 
-    /// Asks for windows until there are no more; returns how much it has.
+    /// Takes windows until the book refuses; returns the sum.
     fn fill(book: &mut PinBook, id: u64) -> u64 {
         let mut got = 0;
         loop {
@@ -283,8 +284,8 @@ mod tests {
         assert_eq!(book.used, MIB + MIB + 3 * MIB / 2);
     }
 
-    /// Random clients come, ask, give back and leave. The budget holds at every moment, and
-    /// whoever holds nothing gets a window, unless somebody has more than his own.
+    /// Random clients arrive, ask, return and leave. The budget holds at every moment, and a client
+    /// that holds nothing gets a window, unless another is above its floor.
     #[test]
     fn the_pin_budget_holds_and_no_client_starves() {
         for seed in 0..200_u64 {

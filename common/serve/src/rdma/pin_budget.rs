@@ -1,8 +1,7 @@
-//! The pin budget: what the server may register with devices at a time, over all
-//! clients. A `Share` is one client's part of it, a `Pin` some bytes of that;
-//! dropping either gives it back and wakes those who wait. `pin_book` decides; this
-//! file has the lock, the bells, and what the system allows at most. It registers
-//! nothing itself: sessions do, with a pin in hand.
+//! The pin budget: how much memory all clients together may register with devices. `ClientPins` is
+//! one client's part of it, a `Pin` some bytes of that; dropping either returns them and notifies
+//! waiting clients. `pin_book` decides; this file adds the lock, the notifications and the memlock
+//! limit. It registers nothing itself: sessions do, with a pin in hand.
 
 use crate::rdma::pin_book::PinBook;
 use rustix::process::{Resource, getrlimit};
@@ -23,27 +22,27 @@ pub struct PinBudget {
 struct BudgetState {
     book: PinBook,
     next_client: u64,
-    /// How those who wait are told that there is more.
+    /// The callbacks of clients.
     notifiers: HashMap<u64, Notify>,
-    /// When each last took or gave something back, or used what it has.
+    /// When each client last pinned, unpinned or used memory.
     moved: HashMap<u64, Instant>,
 }
 
 type Notify = Arc<dyn Fn(PinEvent) + Send + Sync>;
 
-/// What a client's session is told.
+/// An event for a client's session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinEvent {
-    /// Something that was refused may be had.
+    /// A refused request may succeed now.
     Available,
-    /// It has had more than its own for too long while others wait: it must end.
+    /// It has held more than its floor for too long while others wait: the session must end.
     Hoarding,
 }
 
-/// How long somebody may wait with nothing in hand while another keeps more than his own.
+/// How long a client with nothing may wait while another holds more than its floor.
 const HOARD_MAX: Duration = Duration::from_secs(15);
 
-/// What bounds the budget.
+/// The limit that decided the budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BudgetLimit {
     Configured,
@@ -51,8 +50,8 @@ enum BudgetLimit {
 }
 
 impl PinBudget {
-    /// A budget of so many bytes, or of what the system lets this process pin, if that is less;
-    /// one client may have so many of them.
+    /// A budget of `configured` bytes, or of the memlock limit if that is lower; one client may
+    /// have `client_max` of them.
     pub fn new(configured: u64, client_max: u64) -> Arc<Self> {
         let memlock = getrlimit(Resource::Memlock).current.filter(|_| !is_exempt());
         let (budget, limit) = bounded(configured, memlock);
@@ -70,8 +69,8 @@ impl PinBudget {
         self.state().book.budget()
     }
 
-    /// Lets a client in that has upload slots of this length; `bell` is rung when something it
-    /// was refused may be had.
+    /// Admits a client with upload slots of this length; `on_pin_event` is called when a refused
+    /// request may succeed.
     pub fn admit(
         self: &Arc<Self>,
         slot_bytes: u64,
@@ -111,7 +110,7 @@ impl PinBudget {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the book, and rings the bells of those whom that helps, without the lock.
+    /// Changes the book, then notifies the clients that waited, without the lock.
     fn change(&self, change: impl FnOnce(&mut PinBook) -> Vec<u64>) {
         let mut state = self.state();
         let waiting = change(&mut state.book);
@@ -128,19 +127,20 @@ pub struct ClientPins(Arc<Account>);
 struct Account {
     pins: Arc<PinBudget>,
     id: u64,
-    /// What is enough on one rail.
+    /// The floor on one rail.
     floor: u64,
     rails: AtomicU64,
 }
 
 impl ClientPins {
-    /// What nobody else can take: enough for some windows, a pack of small files or one slot.
+    /// The bytes that no other client can take: enough for some windows, a pack of small files or
+    /// one slot.
     pub fn floor(&self) -> u64 {
         self.0.floor * self.0.rails.load(Ordering::Relaxed)
     }
 
-    /// Makes it enough for so many rails: what is registered is registered on each. Who has none
-    /// keeps nothing from others.
+    /// Sets the floor for so many rails, because memory is registered on each. A client without
+    /// rails takes nothing from others.
     pub fn serve_rails(&self, rails: usize) -> Result<(), FabricError> {
         let rails = rails as u64;
         let mut state = self.0.pins.state();
@@ -151,7 +151,7 @@ impl ClientPins {
         Ok(())
     }
 
-    /// Takes some of it; where there is not so much, the bell rings when there may be.
+    /// Pins some bytes; if the budget refuses, `PinEvent::Available` follows.
     pub fn pin(&self, bytes: u64) -> Option<Pin> {
         let mut state = self.0.pins.state();
         let taken = state.book.ask(self.0.id, bytes);
@@ -162,13 +162,13 @@ impl ClientPins {
         taken.then(|| Pin { account: Some(self.0.clone()), bytes })
     }
 
-    /// Notes that the client used what it has: slots are pinned once and filled many times.
+    /// Records that the client used its slots: they are pinned once and filled many times.
     pub fn used(&self, now: Instant) {
         self.0.pins.state().moved.insert(self.0.id, now);
     }
 
-    /// Somebody waits with nothing in hand: which other has kept more than his own for too long
-    /// is told to end, the one who did so the longest.
+    /// A client waits with nothing: ends the one that has held more than its floor for longest, if
+    /// that is too long.
     pub fn evict(&self, now: Instant) {
         let state = self.0.pins.state();
         let since = |id: &u64| state.moved.get(id).copied().unwrap_or(now);
@@ -182,7 +182,7 @@ impl ClientPins {
         }
     }
 
-    /// How long windows should be now that are registered on so many rails.
+    /// The length of windows now, if they are registered on so many rails.
     pub fn window_bytes(&self, rails: u64) -> u64 {
         self.0.pins.state().book.window_bytes(self.0.id, rails, GRAIN_BYTES, WINDOW_BYTES)
     }
@@ -200,14 +200,14 @@ impl Drop for Account {
     }
 }
 
-/// Bytes that may be pinned. Kept with what is pinned, and dropped behind it.
+/// Pinned bytes. Stored with the registered memory, and dropped after it.
 pub struct Pin {
     account: Option<Arc<Account>>,
     bytes: u64,
 }
 
 impl Pin {
-    /// For memory that no device pins.
+    /// A pin for memory that no device pins.
     pub fn none() -> Self {
         Self { account: None, bytes: 0 }
     }
@@ -222,8 +222,8 @@ impl Drop for Pin {
     }
 }
 
-/// A client can go on with this alone: four grains, a pack of small files, or one slot; and the
-/// page that its links are proven with.
+/// The least that a client needs: four grains, a pack of small files, or one slot; and the page
+/// that probes its links.
 fn floor_bytes(slot_bytes: u64) -> u64 {
     let work = (4 * GRAIN_BYTES).max(u64::from(PACK_BYTES_MAX)).max(slot_bytes);
     work + PROOF_PAGE_BYTES as u64
@@ -233,7 +233,7 @@ fn size(bytes: u64) -> String {
     if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
 }
 
-/// The smaller bound. An eighth of the memlock limit is left to the queues of the devices.
+/// The lower limit. An eighth of the memlock limit is left to the queues of the devices.
 fn bounded(configured: u64, memlock: Option<u64>) -> (u64, BudgetLimit) {
     match memlock.map(|limit| limit - limit / 8) {
         Some(allowed) if allowed < configured => (allowed, BudgetLimit::Memlock),
@@ -241,7 +241,7 @@ fn bounded(configured: u64, memlock: Option<u64>) -> (u64, BudgetLimit) {
     }
 }
 
-/// Whether the memlock limit does not bind this process: CAP_IPC_LOCK, which root has.
+/// Whether the memlock limit does not apply: the process has CAP_IPC_LOCK, like root.
 fn is_exempt() -> bool {
     const CAP_IPC_LOCK: u32 = 14;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

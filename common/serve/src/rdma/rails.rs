@@ -1,5 +1,5 @@
-//! RDMA on the server: whether it is offered, from which ports, and what is told
-//! about that when the server starts. What one client has of it is in `registrations`.
+//! RDMA as the configuration allows it: whether it is offered, from which ports, and the log lines
+//! about that at the start. Memory of one client is in `registrations`.
 
 use crate::rdma::devices::Devices;
 use crate::rdma::pin_budget::PinBudget;
@@ -8,28 +8,28 @@ use std::sync::Arc;
 use verbatim_fabric::FabricError;
 use verbatim_fabric::verbs::{self, DomainLimits, FileWindows, Options, Place, Wish};
 
-/// How RDMA is used.
+/// The configuration of RDMA.
 #[derive(Clone, Default)]
 pub struct Rdma {
     /// Whether clients may use it at all.
     pub enable: bool,
-    /// Which device, port and address. `wish` knows what is open as well.
+    /// The configured device, port and address. `wish()` adds the open devices.
     pub wish: Wish,
-    /// What one client may have.
+    /// Limits of one client.
     pub limits: DomainLimits,
-    /// How links are.
+    /// Options of links.
     pub options: Options,
-    /// Queue pairs of one client.
+    /// Queue pairs that one client may have.
     pub qps_max: u16,
-    /// Windows of one client at a time that are copies of files, each as long as a window.
+    /// Windows of one client that may be copies of files.
     pub copied_windows_max: usize,
-    /// What uploads of one client land in.
+    /// Bytes of upload slots that one client may have.
     pub upload_bytes_max: u64,
-    /// Whether uploads may be written straight into temporary files.
+    /// Whether clients may write directly into temporary files.
     pub write_into_files: bool,
-    /// What all clients together may have.
+    /// The pin budget of all clients.
     pub pins: Option<Arc<PinBudget>>,
-    /// What is open of it.
+    /// The open devices.
     pub devices: Arc<Devices>,
 }
 
@@ -42,7 +42,7 @@ impl Rdma {
             && numbered.is_none_or(|it| it == port)
     }
 
-    /// Lists where links of a client can start that reached us at this address, the best first.
+    /// The ports for links of a client that reached the server at this address, the best first.
     pub fn places(&self, local: Option<IpAddr>) -> Result<Vec<Place>, FabricError> {
         if !self.enable {
             let hint = "set rdma.enable in the server's configuration";
@@ -51,29 +51,29 @@ impl Rdma {
         verbs::find_places(&Wish { local: self.wish.local.or(local), ..self.wish() })
     }
 
-    /// Which device, port and address, with what is open.
+    /// The configured device, port and address, with the open devices.
     pub fn wish(&self) -> Wish {
         Wish { open: self.devices.names(), ..self.wish.clone() }
     }
 
-    /// The budget of all clients; an error where the server may pin nothing.
+    /// The pin budget; an error where the server may pin nothing.
     pub fn pins(&self) -> Result<&Arc<PinBudget>, FabricError> {
         self.pins.as_ref().ok_or_else(|| FabricError::Limit("the server may pin nothing".into()))
     }
 
-    /// Why there is none for clients, if there is none.
+    /// Why RDMA is not offered, if it is not.
     pub fn unavailable(&self) -> Option<RdmaUnavailable> {
         let error = self.places(None).err()?;
         let hint = error.hint().map(str::to_owned);
         Some(RdmaUnavailable { disabled: !self.enable, text: error.to_string(), hint })
     }
 
-    /// What all sessions together may pin.
+    /// The most that all sessions together may pin.
     pub fn pinned_bytes_max(&self) -> u64 {
         self.pins.as_ref().map_or(0, |pins| pins.budget())
     }
 
-    /// Logs what clients can expect: which device, and how files of each folder are offered.
+    /// Logs which ports are offered, and how files of each folder are registered.
     pub fn announce<'a>(&self, folders: impl Iterator<Item = &'a std::path::Path>) {
         let opened = self.places(None).and_then(|places| {
             let context = self.devices.context(&places[0].device)?;
@@ -87,7 +87,7 @@ impl Rdma {
             }
         };
         let pin_budget_mb = self.pins.as_ref().map_or(0, |pins| pins.budget() >> 20);
-        // Slots come from these while there are some.
+        // Slots use huge pages while some are free.
         let huge_pages_free = verbatim_fabric::memory::huge_pages_free().unwrap_or(0);
         for Place { device, port, .. } in places {
             tracing::info!(device, port, pin_budget_mb, huge_pages_free, "RDMA is offered");
@@ -104,10 +104,10 @@ impl Rdma {
     }
 }
 
-/// Why there is no RDMA, and what to do about it.
+/// Why RDMA is not offered, and the next step.
 #[derive(Clone, Debug)]
 pub struct RdmaUnavailable {
-    /// Whether it was switched off.
+    /// Whether the configuration disables it.
     pub disabled: bool,
     /// The reason.
     pub text: String,

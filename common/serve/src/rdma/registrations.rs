@@ -1,9 +1,9 @@
-//! The memory one client may name, on every rail it uses. A window is registered
-//! with each device of the session, under a name of its own on each, and mirrored
-//! under its first name for TCP links, so that a client whose devices fail goes on
-//! over TCP with the windows it has. A slot belongs to one link and is registered
-//! only where that link ends. Which rail a client's port is served from is decided
-//! once, by its address. Used by sessions; the budget is that of `pin_budget`.
+//! The memory that one client may name, on each of its rails. Each device of the session registers
+//! a window under its own key; the first key also names it for TCP links, so that a client whose
+//! devices fail continues over TCP with the windows it has. A slot belongs to one link, and only
+//! the device of that link registers it. The address of a client's port decides its rail, once.
+//!
+//! Sessions use it; `pin_budget` limits it.
 
 use crate::rdma::pin_budget::{ClientPins, Pin, PinEvent};
 use crate::rdma::rails::Rdma;
@@ -20,23 +20,23 @@ use verbatim_proto::rails::RAILS_MAX;
 use verbatim_proto::units::WINDOW_BYTES;
 use verbatim_proto::{Code, Fault};
 
-/// The memory that one client may name.
+/// The domain of a session: the memory that its client may name.
 #[derive(Default)]
 pub struct SessionDomain {
     soft: Arc<SoftDomain>,
-    /// A device for each rail, in the order the client came to them.
+    /// The device of each rail, in the order of the client's ports.
     devices: RwLock<Vec<Device>>,
-    /// What is registered. Behind `devices`: pins are given back after regions are gone.
+    /// The registrations. Dropped after `devices`: a pin is returned after its region is gone.
     regions: Mutex<Regions>,
     client_pins: OnceLock<ClientPins>,
 }
 
-/// A device that a session is served from.
+/// A device that serves the session.
 struct Device {
     place: Place,
     domain: Arc<VerbsDomain>,
     proof: Option<Proof>,
-    /// The client's ports that are served from it.
+    /// The client's ports that it serves.
     peers: Vec<[u8; 16]>,
 }
 
@@ -46,7 +46,7 @@ struct Regions {
     registered: HashMap<u64, Registration>,
 }
 
-/// Where memory is registered, and what it takes of the budget.
+/// The keys of registered memory, and its pin.
 struct Registration {
     soft_key: Option<u64>,
     /// Rail and key.
@@ -56,52 +56,53 @@ struct Registration {
 
 /// Memory that a client may name.
 pub struct Offered {
-    /// What takes it back.
+    /// The number of its registration.
     pub number: u64,
-    /// Its name on the first rail.
+    /// Its key on the first rail.
     pub region: Region,
-    /// Its names on the others.
+    /// Its keys on the others.
     pub rails: Vec<Region>,
 }
 
-/// What a link is wanted for.
+/// What a link needs.
 pub struct LinkRequirements {
-    /// Our address, as the client reached it.
+    /// The server's address, as the client reached it.
     pub local: Option<IpAddr>,
-    /// The length of its upload slots: where none can be pinned, the client is told why.
+    /// The length of its upload slots: if none can be pinned, the error says so.
     pub slot_bytes: u64,
-    /// Whether it must end at the very port that the client named.
+    /// Whether the link must end at the very port that the client named.
     pub by_gid: bool,
 }
 
-/// The server's half of a link.
+/// The server's queue pair of a link.
 pub struct ConnectedQp {
-    /// The queue pair, connected to that of the client.
+    /// The queue pair, connected to the client's.
     pub link: Box<dyn Link>,
-    /// What the client is told.
+    /// The address for the client.
     pub address: Vec<u8>,
     /// The rail that it ends at.
     pub rail: u16,
 }
 
 impl SessionDomain {
-    /// What links without a device look into.
+    /// The domain of links without a device.
     pub fn soft(&self) -> &Arc<SoftDomain> {
         &self.soft
     }
 
-    /// Whether a device registers what is offered.
+    /// Whether a device registers offered memory.
     pub fn has_device(&self) -> bool {
         !self.devices().is_empty()
     }
 
-    /// Whether its devices write to files on disks, whose pages cannot be pinned.
+    /// Whether its devices page on demand, and so write to files on disks, whose pages cannot be
+    /// pinned.
     pub fn pages_on_demand(&self) -> bool {
         let devices = self.devices();
         !devices.is_empty() && devices.iter().all(|device| device.domain.pages_on_demand())
     }
 
-    /// How many regions the client may name.
+    /// The number of regions that the client may name.
     pub fn region_count(&self) -> u64 {
         let named = |registration: &&Registration| {
             registration.soft_key.is_some() || !registration.keys.is_empty()
@@ -109,13 +110,13 @@ impl SessionDomain {
         self.regions().registered.values().filter(named).count() as u64
     }
 
-    /// Bytes that are pinned for it, once for each rail.
+    /// Bytes pinned for the client, counted once for each rail.
     pub fn pinned_bytes(&self) -> u64 {
         self.devices().iter().map(|device| device.domain.pinned_bytes()).sum()
     }
 
-    /// Finds the rail that serves a port of the client, and opens its device where that is new.
-    /// `bell` is rung when something that could not be pinned may be.
+    /// Finds the rail for a port of the client, and opens its device if it is new. `on_pin_event`
+    /// is called when a refused pin may succeed.
     pub fn join(
         &self,
         rdma: &Rdma,
@@ -127,7 +128,7 @@ impl SessionDomain {
         if let Some(rail) = self.devices().iter().position(serves) {
             return Ok(rail as u16);
         }
-        // Before the lock, which workers wait for: all that the machine has is looked at.
+        // Before the lock, which workers need: this reads all ports of the machine.
         let places = rdma.places(requirements.local)?;
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
         let place = nearest_port(&places, &devices, &gid);
@@ -141,8 +142,8 @@ impl SessionDomain {
         Ok(rail as u16)
     }
 
-    /// Makes the server's half of a queue pair, for one link at a time. Takes a second where the
-    /// peer does not answer for its address, and nobody waits for a lock meanwhile.
+    /// Makes the server's queue pair of a link, one at a time. Takes a second if address resolution
+    /// of the peer gets no answer, without holding a lock.
     pub fn connect(
         &self,
         rdma: &Rdma,
@@ -189,14 +190,14 @@ impl SessionDomain {
         pins: &ClientPins,
         rails: usize,
     ) -> Result<Device, FabricError> {
-        // What is registered by now has no name there.
+        // Earlier regions have no key there.
         if self.soft.region_count() > 0 || rails > RAILS_MAX {
             return Err(FabricError::Limit("the session began without this device".into()));
         }
         pins.serve_rails(rails)?;
         let bytes = pins.floor() / rails as u64;
         let opened = rdma.devices.domain(&place, rdma.limits).and_then(|domain| {
-            // Where there is no room to try, others have shown that it works.
+            // If there is no room to try, other sessions have shown that it works.
             let trial = pins.pin(bytes).map(|pin| (domain.try_pinning(bytes as usize), pin));
             trial.map_or(Ok(()), |(tried, _pin)| tried).map(|()| domain)
         });
@@ -206,28 +207,28 @@ impl SessionDomain {
                 Ok(Device { place, domain, proof: None, peers: Vec::new() })
             }
             Err(error) => {
-                // Fewer always fit.
+                // A lower floor always fits.
                 let _ = pins.serve_rails(rails - 1);
                 Err(error)
             }
         }
     }
 
-    /// What the client reads to see that a link works: one page for all its links of a rail.
-    /// None while not even that may be pinned.
+    /// The page that the client reads to probe its links, one for all links of a rail. None while
+    /// not even that may be pinned.
     fn proof(&self, device: &mut Device) -> Result<Option<Proof>, FabricError> {
         if device.proof.is_none()
             && let Some(pin) = self.client_pins.get().and_then(|it| it.pin(PROOF_PAGE_BYTES as u64))
         {
             device.proof = Some(Proof::offer(&*device.domain)?);
-            // It goes with the domain.
+            // Registered until the domain is gone.
             self.record(None, Vec::new(), Arc::new(pin));
         }
         Ok(device.proof)
     }
 
-    /// Takes of the client's part of the budget what a window of so many bytes needs on all
-    /// rails. None means: the bell will ring. Without a device nothing is pinned.
+    /// Pins what a window of so many bytes needs on all rails. None if the budget refuses:
+    /// `PinEvent::Available` follows. Without a device nothing is pinned.
     pub fn pin_window(&self, bytes: u64) -> Option<Arc<Pin>> {
         let rails = self.devices().len() as u64;
         let pin =
@@ -244,27 +245,27 @@ impl SessionDomain {
         pin.map(Arc::new)
     }
 
-    /// The client used a slot it has: who does is no hoarder.
+    /// The client used one of its slots: so it is not hoarding.
     pub fn used_slot(&self) {
         if let Some(pins) = self.client_pins.get() {
             pins.used(Instant::now());
         }
     }
 
-    /// The client has waited for a while, with nothing in hand: another may have to go.
+    /// The client has waited for a while with nothing: a hoarding client may have to end.
     pub fn evict(&self) {
         if let Some(pins) = self.client_pins.get() {
             pins.evict(Instant::now());
         }
     }
 
-    /// How long windows should be now.
+    /// The length of windows that the pin budget allows now.
     pub fn window_bytes(&self) -> u64 {
         let rails = self.devices().len().max(1) as u64;
         self.client_pins.get().map_or(WINDOW_BYTES, |pins| pins.window_bytes(rails))
     }
 
-    /// Offers memory to links of all rails, and to those without a device.
+    /// Registers memory for links of all rails, and for those without a device.
     pub fn offer(&self, memory: Memory, pin: Arc<Pin>) -> Result<Offered, FabricError> {
         let devices = self.devices();
         let mut names: Vec<RegionHandle> = Vec::new();
@@ -273,8 +274,8 @@ impl SessionDomain {
                 Ok(handle) => names.push(handle),
                 Err(error) => {
                     deregister_names(&devices, &names);
-                    // A file may be copied instead; what is a copy already is left to TCP: the
-                    // client's queue pairs fail on the name, and it asks for other links.
+                    // A file may be copied instead. A copy is left to TCP: the client's queue pairs
+                    // fail on its key, and it asks for other links.
                     if matches!(memory, Memory::File(_)) {
                         return Err(error);
                     }
@@ -301,7 +302,7 @@ impl SessionDomain {
         Ok(Offered { number, region: region(first), rails })
     }
 
-    /// Offers memory to the links of one rail, or to those without a device.
+    /// Registers memory for links of one rail, or for those without a device.
     pub fn offer_on(
         &self,
         rail: Option<u16>,
@@ -324,7 +325,7 @@ impl SessionDomain {
         Ok(Offered { number, region: region(handle), rails: Vec::new() })
     }
 
-    /// Takes memory back from all links; whether every device has let go of it.
+    /// Deregisters memory; returns whether every device released it.
     pub fn take_back(&self, number: u64) -> bool {
         let registration = self.regions().registered.remove(&number);
         let Some(registration) = registration else { return true };
@@ -333,7 +334,7 @@ impl SessionDomain {
         }
         let devices = self.devices();
         let end = |&(rail, key): &(usize, u64)| devices[rail].domain.end_region(key);
-        // All of them, also behind one that could not be ended.
+        // All of them, even after one that failed.
         registration.keys.iter().filter(|named| !end(named)).count() == 0
     }
 
@@ -354,15 +355,15 @@ impl SessionDomain {
     }
 }
 
-/// Fails where a device has not let go of memory. Its client can still reach that, and only the end
-/// of the session, with every queue pair, helps. Its client may come back: a device that failed is
-/// opened anew, or left for TCP.
+/// Fails if a device did not release memory. Its client can still reach that memory, and only the
+/// end of the session, with every queue pair, revokes it. The client may reconnect: a failed device
+/// is opened again, or left for TCP.
 pub fn check_released(released: bool) -> Result<(), Fault> {
     let text = "the device does not let go of memory; see dmesg of the server";
     released.then_some(()).ok_or_else(|| Fault::new(Code::LinkLost, text))
 }
 
-/// Takes back what was registered with the first devices.
+/// Deregisters memory from the first devices.
 fn deregister_names(devices: &[Device], names: &[RegionHandle]) {
     for (device, handle) in devices.iter().zip(names) {
         device.domain.deregister(handle.key);
@@ -373,8 +374,8 @@ fn region(handle: RegionHandle) -> Region {
     Region { key: handle.key, base: handle.base }
 }
 
-/// The place that serves a port of the client: the same port, else one of the same network, and
-/// of those the one that serves the fewest; then the best.
+/// The server's port for a port of the client: the same port, else one of the same network, and of
+/// those the one that serves the fewest; then the best.
 fn nearest_port<'p>(places: &'p [Place], devices: &[Device], peer: &[u8; 16]) -> &'p Place {
     let serves = |place: &Place| {
         let same = |it: &&Device| (&it.place.device, it.place.port) == (&place.device, place.port);
@@ -384,15 +385,15 @@ fn nearest_port<'p>(places: &'p [Place], devices: &[Device], peer: &[u8; 16]) ->
     places.iter().min_by_key(rank).expect("there is a place at least")
 }
 
-/// How near two ports are by their addresses: 2 the same, 1 of one network, 0 neither.
+/// How near two ports are by address: 2 the same, 1 the same network, 0 neither.
 fn nearness(ours: &[u8; 16], peer: &[u8; 16]) -> u8 {
     let is_v4 = |gid: &[u8; 16]| Ipv6Addr::from(*gid).to_ipv4_mapped().is_some();
-    // What most clusters use for a rail: a /24 of IPv4, a /64 of IPv6, a subnet of InfiniBand.
+    // The usual network of a rail: a /24 of IPv4, a /64 of IPv6, a subnet of InfiniBand.
     let prefix = if is_v4(ours) && is_v4(peer) { 15 } else { 8 };
     if ours == peer { 2 } else { u8::from(ours[..prefix] == peer[..prefix]) }
 }
 
-/// Says what was chosen, and why.
+/// Logs the chosen port, and the reason.
 fn log_choice(place: &Place) {
     let Place { device, port, gid, why, .. } = place;
     let (gid_index, address, kind) = (gid.index, gid.ip(), gid.kind);

@@ -1,6 +1,5 @@
-//! A session without a socket: the tests say what its client says and hear what it
-//! hears, over a pipe in memory, on exports that are there. What takes two real
-//! ends is tested in `tests/`.
+//! A session without a socket: the tests send messages of a client and read the answers over a pipe
+//! in memory, on real exports. Tests with a real client are in `tests/`.
 
 mod bounds;
 mod memory;
@@ -37,7 +36,7 @@ use verbatim_serve::link_worker::NOTIFIED_MAX;
 
 mod qp_setup;
 
-/// How long anything may take that should happen at once.
+/// The deadline of anything that should happen at once.
 const SOON: Duration = Duration::from_secs(20);
 
 struct Scene {
@@ -48,12 +47,12 @@ struct Scene {
 }
 
 impl Scene {
-    /// A client of a server that exports the folder `data`, changed as the test wants it.
+    /// A client of a server that exports the folder `data`; the test adjusts the configuration.
     fn new(change: impl FnOnce(&mut Config)) -> Self {
         Self::sharing(change, |_| ())
     }
 
-    /// The same with something else in what its sessions share.
+    /// The same with adjusted services.
     fn sharing(change: impl FnOnce(&mut Config), other: impl FnOnce(&mut Services)) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let data = dir.path().join("data");
@@ -107,7 +106,7 @@ impl Scene {
         })
     }
 
-    /// Lets the session work until the client hears something that `wanted` takes.
+    /// Runs the session until it sends a message that `wanted` accepts.
     async fn hear<T>(&mut self, wanted: impl Fn(ServerMessage) -> Option<T>) -> T {
         let heard = async {
             loop {
@@ -143,7 +142,7 @@ impl Scene {
         .await
     }
 
-    /// Begins to write `data/a`.
+    /// Creates `data/a` for writing.
     async fn creates(&mut self, file: FileId, size: u64) {
         let info = FileInfo { size, mode: 0o600, mtime_ns: 0, allocated: size, version: None };
         let files = vec![CreateFile { file, path: path("data/a"), info, stream: false }];
@@ -171,7 +170,7 @@ impl Scene {
         self.say(ClientMessage::Stat { request: 1, look })
     }
 
-    /// Asks for all that is in `data`.
+    /// Begins a walk of `data`.
     fn walks(&mut self, digests: bool) {
         let path = path("data");
         let walk = TreeScan { path, filter: Vec::new(), avoid: None, digests };
@@ -179,7 +178,7 @@ impl Scene {
         self.say(ClientMessage::Mirror(walk)).expect("it may walk");
     }
 
-    /// Holds all of `data`.
+    /// Locks `data`.
     async fn holds(&mut self) {
         let begin = MirrorRequest::Begin { request: 1, path: path("data"), hold: true };
         self.say(ClientMessage::Mirror(begin)).expect("it may hold it");
@@ -221,7 +220,7 @@ async fn a_client_never_has_more_links_than_its_maximum() {
     assert_eq!(answer.expect_err("no such name").code, Code::Limit);
 }
 
-/// A simulated link that calls itself a queue pair, and what goes with it.
+/// A simulated link that claims to be a queue pair, with memory that goes when it does.
 struct QueuePair(SimLink, #[expect(dead_code, reason = "it is dropped")] Arc<()>);
 
 impl Link for QueuePair {
@@ -274,7 +273,7 @@ async fn lost_queue_pairs_are_a_fallback_when_tcp_takes_their_place_and_one_only
         scene.session.links.died(&scene.session.client, link, Some(FabricError::Closed));
     }
     assert_eq!(counted("lost").as_deref(), Some("0"), "they may be made anew");
-    // Two whose end was seen, and one that only its client knows to be lost.
+    // Two whose end the server saw, and one that only the client knows to be lost.
     for index in 0..3 {
         scene.attach(index, 1, LinkOffer::Tcp).await.expect("a link");
     }
@@ -329,7 +328,7 @@ async fn a_full_event_queue_ends_the_session() {
     }
 }
 
-/// A file whose digest takes a minute, and no room on the disk.
+/// A file whose digest takes a minute, without room on the disk.
 fn make_long_file(folder: &Path) {
     let file = std::fs::File::create(folder.join("long")).expect("a file");
     file.set_len(16 << 30).expect("a hole");
@@ -387,7 +386,8 @@ async fn the_next_page_of_a_walk_is_prefetched_and_requested_once() {
     scene.walks(false);
     let (found, done) = scene.hear(page).await;
     assert_eq!((found.len(), done), (PAGE_ENTRIES_MAX, false), "its root is the first");
-    // It may be made by now: whoever waited for the first may have been told of the others too.
+    // It may exist by now: the walk that waited for the first page may have produced the others
+    // too.
     while scene.session.mirrors.ready_pages(1) == 0 {
         let event = tokio::time::timeout(SOON, scene.events.recv()).await.expect("soon");
         assert!(scene.session.event(event.expect("a page")).is_ok(), "it goes on");
@@ -399,7 +399,7 @@ async fn the_next_page_of_a_walk_is_prefetched_and_requested_once() {
     scene.say(more()).expect("it may ask");
     let (found, done) = scene.hear(page).await;
     assert_eq!((found.len(), done), (PAGE_ENTRIES_MAX, false), "as it was then");
-    // The last page is made, or is being: whoever asks for it gets it, and nothing a second time.
+    // The last page is ready or under way: a request for it gets it, and no page is made twice.
     scene.say(more()).expect("it may ask");
     let refused = scene.say(more()).map_err(|fault| fault.code);
     assert_eq!(refused, Err(Code::Protocol), "it was asked for");
@@ -480,7 +480,7 @@ async fn a_link_counts_as_lost_when_its_session_goes_on_without_it() {
         let Ok(LinkAnswer::Sim { .. }) = made else { panic!("no link: {made:?}") };
         let link = LinkId { index, epoch: 0 };
         scene.session.links.died(&scene.session.client, link, Some(FabricError::Closed));
-        // Perhaps its client is about to say goodbye.
+        // The client may be about to send `Bye`.
         assert!(scene.session.tick(Duration::ZERO).is_ok(), "it goes on");
         assert_eq!(lost(&scene), expected - 1, "link {index} ended a moment ago");
         match index {
@@ -503,7 +503,7 @@ async fn a_link_counts_as_lost_when_its_session_goes_on_without_it() {
 async fn a_repeated_notification_keeps_the_link() {
     let mut scene = Scene::new(|_| ());
     let file = FileId(1);
-    // Were they remembered, the last but one would cost the link.
+    // If the worker remembered them, the last but one would cost the link.
     let chunks = NOTIFIED_MAX as u64 + 2;
     let size = chunks * GRAIN_BYTES;
     scene.creates(file, size).await;
@@ -567,7 +567,7 @@ fn a_target_stays_locked_until_its_last_change_is_done() {
             let folder = std::fs::File::open(&data).expect("there");
             Hold::take(folder.into(), "cannot hold it").is_err()
         };
-        // The only thread for jobs is at something else, so that the change waits.
+        // The only thread for jobs is busy, so the change waits.
         let (go, wait) = std::sync::mpsc::channel::<()>();
         tokio::task::spawn_blocking(move || wait.recv());
         let edits = vec![Edit::Remove { path: path("data/p"), is_folder: false }];
@@ -576,7 +576,7 @@ fn a_target_stays_locked_until_its_last_change_is_done() {
         scene.session.client.cancel.set();
         scene.session.mirrors.end_all();
         assert!(is_held(), "the change is not done");
-        // Who comes back waits for it.
+        // A second session of the client waits for the lock.
         let again = std::thread::spawn({
             let data = data.clone();
             let open = move || Ok(std::fs::File::open(&data).expect("there").into());
@@ -634,7 +634,7 @@ async fn a_client_that_waits_for_pins_gets_working_every_second() {
     scene.say(ClientMessage::Read(ReadRequest::Open { files: vec![open] })).expect("it may read");
     let opened = scene.events.recv().await.expect("an answer");
     assert!(scene.session.event(opened).is_ok(), "it goes on");
-    // All memory is taken that a window could be made in.
+    // No memory is left for a window.
     let memory = scene.session.client.memory.clone();
     let take = || memory.take(PACK_BYTES_MAX as usize);
     let _taken: Vec<Place> = std::iter::from_fn(take).collect();
@@ -644,7 +644,7 @@ async fn a_client_that_waits_for_pins_gets_working_every_second() {
     scene.hear(|message| matches!(message, ServerMessage::Working).then_some(())).await;
 }
 
-/// Asks to read, and hears of the next window.
+/// Opens a file, and returns the next window.
 async fn lease(scene: &mut Scene, request: ReadRequest) -> Lease {
     scene.say(ClientMessage::Read(request)).expect("it may read");
     let lease = scene.hear(|message| match message {
@@ -654,7 +654,7 @@ async fn lease(scene: &mut Scene, request: ReadRequest) -> Lease {
     lease.await
 }
 
-/// Waits until what was just written is so old that its identity is trusted.
+/// Waits until a file that was just written is so old that its identity is trusted.
 async fn until_trusted() {
     tokio::time::sleep(Duration::from_nanos(RACY_NS as u64) + Duration::from_millis(100)).await;
 }
@@ -665,7 +665,7 @@ async fn holes_of_a_large_file_are_not_looked_for_at_each_open() {
     let file = std::fs::File::create(scene.data().join("big")).expect("makes");
     file.set_len(WINDOW_BYTES).expect("grows");
     until_trusted().await;
-    // It is all hole. What is known of it is a lie, so that it shows what is told.
+    // The file is all hole. The cache is given a wrong survey, so the test sees that it answers.
     let identity = verbatim_files::Identity::of(&file).expect("an identity");
     scene.session.client.services.surveys.keep((identity, 0, WINDOW_BYTES));
     let want = Extent::new(WINDOW_BYTES - GRAIN_BYTES, GRAIN_BYTES);

@@ -1,9 +1,8 @@
-//! Uploaded chunks: checks them against their digests and stores them in their files. Each worker
+//! Verifies uploaded chunks against their digests and writes them to their files. Each worker
 //! thread has one store; it knows neither links nor sessions.
 //!
-//! The slot of a chunk is held while it is hashed and written: what is written is what was
-//! hashed, whatever the client sends. One that lies in its file is hashed when no device
-//! can write to it any more.
+//! The worker locks a slot while it hashes and writes: so it writes what it hashed, whatever the
+//! client sends meanwhile. A direct range is deregistered before it is hashed.
 
 use crate::exports::quota::{self, Quota};
 use crate::observe::session_stats::View;
@@ -19,14 +18,14 @@ use verbatim_proto::{Code, Digest, Fault};
 use verbatim_serve::link_worker::{Stored, Uploads};
 use verbatim_telemetry::labels::Transport;
 
-/// Checks and stores the chunks of one worker thread.
+/// Verifies and stores the chunks of one worker thread.
 #[derive(Default)]
 pub(crate) struct ChunkStore {
-    /// Where a grain is read to that lies in its file.
+    /// Receives one grain of a direct range, to be hashed.
     scratch: Vec<u8>,
 }
 
-/// A chunk of a client.
+/// An uploaded chunk.
 pub(crate) struct Chunk {
     pub location: ChunkLocation,
     pub pieces: Vec<PieceTarget>,
@@ -34,24 +33,24 @@ pub(crate) struct Chunk {
     pub transport: Transport,
 }
 
-/// Where a chunk lies that is to be checked.
+/// The memory that a chunk was written to.
 pub(crate) enum ChunkLocation {
-    /// In a slot: it is copied to its files.
+    /// In a slot: the store copies it to its files.
     InSlot(SharedSlot),
-    /// In its file, at a spot that is taken back first.
+    /// In its file, in a direct range that is deregistered first.
     InFile(DirectRange),
 }
 
-/// A range of a file that is to be written to by a device.
+/// A request to register a range of a file for direct writes.
 pub(crate) struct DirectRangeRequest {
     pub spot: Spot,
     pub rail: u16,
     pub target: Arc<Target>,
-    /// Where it is registered.
+    /// The domain to register it in.
     pub domain: Arc<SessionDomain>,
 }
 
-/// A piece of a chunk, and where it goes.
+/// A piece of a chunk, and the file it belongs to.
 pub(crate) struct PieceTarget {
     pub piece: Piece,
     pub target: Option<Arc<Target>>,
@@ -60,7 +59,7 @@ pub(crate) struct PieceTarget {
 }
 
 impl PieceTarget {
-    /// The file it goes to, where it may; takes its bytes from the quota.
+    /// The file of the piece, if it is open; takes the bytes from the quota.
     fn target(&self) -> Result<&Target, Fault> {
         let target = self.target.as_deref();
         let target = target.ok_or_else(|| Fault::new(Code::Protocol, "no such file is open"))?;
@@ -69,29 +68,29 @@ impl PieceTarget {
     }
 }
 
-/// A spot that is to be taken back before it is looked at.
+/// A registered range of a file.
 pub(crate) struct DirectRange {
     domain: Arc<SessionDomain>,
     number: u64,
 }
 
 impl DirectRange {
-    /// The spot of this number in a domain.
+    /// The range with this registration.
     pub fn new(domain: &Arc<SessionDomain>, number: u64) -> Self {
         Self { domain: domain.clone(), number }
     }
 
-    /// Takes it back; whether nobody can write to it any more.
+    /// Deregisters it; returns whether no device can write to it any more.
     pub fn take_back(&self) -> bool {
         self.domain.take_back(self.number)
     }
 }
 
-/// What a worker reports of a direct write.
+/// What a worker reports of direct writes.
 pub(crate) enum DirectWriteEvent {
-    /// A range of a file can be written to, or cannot.
+    /// A range of a file was registered. Or the error.
     Registered(Tag, Result<Offered, Fault>),
-    /// A device keeps memory that it must not: only the end of all queue pairs helps.
+    /// A device did not release memory: only the end of all queue pairs revokes it.
     Stuck,
 }
 
@@ -126,7 +125,7 @@ impl Uploads for ChunkStore {
 }
 
 impl ChunkStore {
-    /// Checks a piece that lies in its file, where nobody can write any more.
+    /// Verifies a piece in its file, after its range was deregistered.
     fn look(&mut self, piece_target: &PieceTarget) -> Verdict {
         let target = match piece_target.target() {
             Ok(target) => target,
@@ -150,7 +149,7 @@ impl ChunkStore {
     }
 }
 
-/// Checks and stores the pieces of a slot, one behind the other.
+/// Verifies and stores the pieces of a slot, which lie one after the other.
 fn store_all(slot: &SharedSlot, pieces: &[PieceTarget]) -> Vec<Verdict> {
     let mut at = 0;
     let mut verdicts = Vec::with_capacity(pieces.len());
@@ -168,7 +167,7 @@ fn store(slot: &SharedSlot, at: usize, piece_target: &PieceTarget) -> Verdict {
         Err(fault) => return Verdict::Failed(fault),
     };
     let Piece { extent, digests, .. } = &piece_target.piece;
-    // All of it at once: what is checked is what is written.
+    // Under one lock: the bytes that are verified are the bytes that are written.
     let written = slot.with(at, extent.len as usize, |bytes| {
         checked::write(target, bytes, (extent.offset, piece_target.size), digests)
     });
@@ -189,7 +188,7 @@ fn register_direct_range(request: &DirectRangeRequest) -> Result<Offered, Fault>
     let mapped = MappedSpot::new(target.file(), spot.extent.offset, len as usize);
     let mut mapped = mapped.map_err(fault)?;
     if !target.is_in_memory() {
-        // Found out now, a full disk costs a slot; in the midst of a write it costs the link.
+        // Here a full disk costs a slot; during the device's write it would cost the link.
         target.make_room(spot.extent)?;
         mapped = mapped.on_demand();
     }

@@ -1,5 +1,5 @@
-//! A worker that stores real files, over links of which nothing comes: the test says what its links
-//! notify.
+//! A worker that stores real files, over links that receive nothing: the test calls the worker with
+//! notifications.
 
 use super::chunk_store::{Chunk, ChunkLocation, ChunkStore, PieceTarget};
 use super::{Command, LinkEvent, Upload, Worker};
@@ -25,7 +25,7 @@ const TAG: Tag = Tag(7);
 const ONE: LinkKey = LinkKey(1);
 const OTHER: LinkKey = LinkKey(2);
 
-/// A worker that has two links, and a file that a chunk goes into.
+/// A worker with two links, and the target of a chunk.
 struct Scene {
     worker: Worker,
     links: LinkSet<Box<dyn Link>>,
@@ -97,7 +97,7 @@ impl Scene {
         }
     }
 
-    /// A chunk that is all of the file, in a slot it has come to.
+    /// A chunk with the whole file, in the slot it was written to.
     fn chunk(&self) -> Upload {
         let bytes = [5; BYTES as usize];
         let slot = self.spare_pages.slot().expect("a slot");
@@ -112,7 +112,7 @@ impl Scene {
         Upload { tag: TAG, chunk, session }
     }
 
-    /// What the session was told since, one word each.
+    /// The events of the session since the last call, one word each.
     fn told(&mut self) -> Vec<String> {
         let word = |event| match event {
             LinkEvent::Notified { link, tag } => {
@@ -167,7 +167,7 @@ fn slot_memory_is_reused_after_its_chunk_is_stored_and_not_before() {
 fn a_notified_chunk_is_stored_when_its_session_says_so() {
     let mut scene = Scene::new();
     scene.notify(ONE, TAG);
-    // Both were on the way: the session says again what is to be done.
+    // Notification and command crossed: the session repeats its command.
     scene.tell(Command::Expect(ONE, scene.chunk()));
     scene.notify(ONE, TAG);
     assert_eq!(scene.told(), ["notified 7 on 1"], "once is enough");
@@ -194,12 +194,12 @@ fn verdicts_are_batched_while_more_chunks_are_expected() {
     assert_eq!(scene.told(), ["absorbed 1", "absorbed 2"]);
     scene.notify(ONE, third);
     assert_eq!(scene.told(), ["absorbed 3"], "nothing else is expected");
-    // What is notified a second time was judged before, for the session too.
+    // A repeated notification was judged before, by the session too.
     let mut scene = expecting(&[first, second]);
     scene.notify(ONE, first);
     scene.notify(ONE, first);
     assert_eq!(scene.told(), ["absorbed 1", "notified 1 on 1"]);
-    // Another link has others to wait for.
+    // The other link waits for other chunks.
     let mut scene = expecting(&[first]);
     scene.tell(Command::Expect(OTHER, Upload { tag: second, ..scene.chunk() }));
     scene.notify(ONE, first);
@@ -223,7 +223,7 @@ fn nothing_is_expected_of_a_dead_link() {
         scene.notify(ONE, TAG);
         assert_eq!((scene.told(), scene.is_stored()), (vec!["dead 1".into()], false));
         assert_eq!(Arc::strong_count(&scene.target), 1, "its file is let go");
-        // What was notified while it lived is judged all the same.
+        // A chunk that was notified while the link lived gets its verdict.
         scene.tell(Command::Absorb(ONE, scene.chunk()));
         assert_eq!((scene.told(), scene.is_stored()), (vec!["absorbed 7".into()], true));
     }
@@ -237,7 +237,7 @@ fn unexpected_notifications_end_the_link() {
         scene.notify(ONE, tag);
     }
     assert_eq!(scene.told().len(), NOTIFIED_MAX, "one and the same is told once");
-    // What was judged before is forgotten, and makes room.
+    // A judged notification is forgotten, and makes room.
     scene.tell(Command::Forget(ONE, Tag(3)));
     scene.notify(ONE, Tag(NOTIFIED_MAX as u32));
     assert_eq!(scene.told().len(), 1);

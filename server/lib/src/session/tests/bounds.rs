@@ -1,5 +1,5 @@
-//! What one client may have of what all share, what of its requests may wait, and
-//! that nobody waits for ever: sessions without a socket, as in `tests`.
+//! Limits of one client, limits of what its requests may queue, and the end of every wait: sessions
+//! without a socket, as in `tests`.
 
 use super::*;
 use crate::limits::client_limits::{CLIENT_THREADS_MAX, Share};
@@ -10,7 +10,7 @@ use verbatim_proto::Meta;
 use verbatim_proto::message::{EntryKind, NewEntry};
 use verbatim_proto::meta::Xattr;
 
-/// A client of a server that has so many descriptors for files; empty ones are in `data`.
+/// A client of a server with so many descriptors for files; `data` has empty ones.
 fn with_places(places: usize) -> Scene {
     let scene = Scene::sharing(|_| (), |services| services.shares.files = Places::new(places));
     for number in 0..10 {
@@ -20,7 +20,7 @@ fn with_places(places: usize) -> Scene {
 }
 
 impl Scene {
-    /// Asks for these files.
+    /// Asks to open these files.
     fn opens(&mut self, files: std::ops::Range<u32>) {
         let open = |number: u32| {
             let path = path(&format!("data/{number}"));
@@ -30,7 +30,7 @@ impl Scene {
         self.say(ClientMessage::Read(ReadRequest::Open { files })).expect("it may ask");
     }
 
-    /// The next files that are open, or are not.
+    /// The next files that were opened, or failed.
     async fn opened(&mut self) -> Vec<(u32, Result<(), Fault>)> {
         let opened = self.hear(|message| match message {
             ServerMessage::Read(ReadReply::Opened { files }) => Some(files),
@@ -62,7 +62,7 @@ async fn files_wait_for_descriptors_until_others_of_the_session_are_closed() {
     assert_eq!(scene.session.fd_queue.since, None, "some are open");
     assert!(scene.session.tick(Duration::ZERO).is_ok());
     scene.hear(|message| matches!(message, ServerMessage::Working).then_some(())).await;
-    // Another session of this client has its own, and closes them.
+    // Another session of this client has descriptors, and closes its files.
     let mut other = scene.again();
     other.opens(7..8);
     assert_eq!(other.opened().await, all_good(7..8));
@@ -135,7 +135,7 @@ async fn a_job_that_waits_for_a_thread_ends_with_its_session() {
     scene.looks().expect("it may ask");
     let reach = Arc::downgrade(&scene.session.client.reach);
     let Scene { session, events, .. } = scene;
-    // As it is when a session is over.
+    // As at the end of a session.
     drop(events);
     drop(session);
     let until = Instant::now() + SOON;
@@ -218,7 +218,7 @@ async fn attributes_of_existing_files_and_folders_count_against_the_quota() {
         let xattrs = vec![Xattr { name: b"user.a".to_vec(), value: vec![7; 60_000] }];
         Box::new(Meta { mode: 0o755, xattrs, ..Meta::default() })
     };
-    // What the file system says of them is another matter.
+    // The file system may refuse them for its own reasons.
     let is_used_up = |answer: &Result<(), Fault>| {
         let fault = answer.as_ref().err();
         fault.is_some_and(|fault| fault.text.contains("the quota of data is used up"))

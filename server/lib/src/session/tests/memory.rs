@@ -1,16 +1,16 @@
-//! What a session keeps in memory for its client is counted and bounded: sessions
-//! without a socket, as in `tests`.
+//! The memory that a session keeps for its client is counted and bounded: sessions without a
+//! socket, as in `tests`.
 
 use super::*;
 use crate::limits::fair_pool::Places;
 use verbatim_proto::Look;
 use verbatim_proto::message::Entry;
 
-/// Paths of one look, whose answers take about as many KiB.
+/// Paths of one stat request, whose answers take about as many KiB.
 const PATHS: usize = 100;
 
-/// A client of a server that keeps so many bytes for all clients; `data/0` and so on are links
-/// with long targets.
+/// A client of a server that keeps so many bytes for all clients; `data/0` and the following are
+/// symlinks with long targets.
 fn with_memory(bytes: usize) -> Scene {
     let scene = Scene::sharing(|_| (), |services| services.shares.memory = Places::new(bytes));
     for number in 0..PATHS {
@@ -26,7 +26,7 @@ impl Scene {
         self.say(ClientMessage::Stat { request, look: Look { paths, follow: false } })
     }
 
-    /// Lets jobs end and answers them, until nothing happens that the client need not read for.
+    /// Runs jobs and sends their answers, until nothing happens before the client reads.
     async fn works(&mut self, jobs: usize) {
         let all_but = async {
             while self.session.limits.under_way() > jobs {
@@ -58,7 +58,7 @@ async fn a_client_is_not_read_while_its_answers_are_unread() {
     }
     assert!((20..40).contains(&asked), "{asked} answers of 100 KiB");
     assert!(scene.session.client.view.memory_bytes() > 1 << 20, "what is unread is counted");
-    // What it has asked for already is not begun.
+    // Jobs that it asked for already do not start.
     for request in 0..40 {
         scene.looks_far(asked + request).expect("it may ask");
     }

@@ -1,5 +1,5 @@
-//! Queue pairs that are being made, without a device: jobs of a session wait, and a test
-//! says what became of each.
+//! Pending queue pairs, without a device: the jobs of a session wait, and the test reports what
+//! became of each queue pair.
 
 use super::*;
 use crate::limits::client_limits::Share;
@@ -8,7 +8,7 @@ use crate::session::links::PairEvent;
 use tokio::sync::Semaphore;
 use verbatim_fabric::verbs::{ADDRESS_BYTES, Address};
 
-/// What a client offers whose port has the address fe00::
+/// The offer of a client whose port has this address, fe00::
 fn pair_offer() -> LinkOffer {
     let mut address = [0; ADDRESS_BYTES];
     (address[0], address[1], address[2]) = (2, 2, 0xfe);
@@ -53,10 +53,10 @@ async fn requests_after_an_attach_wait_for_the_device_to_join() {
     assert!(matches!(scene.session.handle_messages(next, &mut receiver), Err(End::Bye)));
 }
 
-/// Links that devices make: jobs wait until the test says what became of them.
+/// Links of devices: jobs wait until the test reports their results.
 struct Pairs {
     scene: Scene,
-    /// With threads, which its jobs do not have.
+    /// With threads, unlike its jobs.
     share: Arc<Share>,
 }
 
@@ -70,7 +70,7 @@ impl Pairs {
         Self { scene, share }
     }
 
-    /// Asks for a link, which is being connected then, or waits for others.
+    /// Asks for a link, which is then being connected, or waits for others.
     fn connects(&mut self, index: u16, epoch: u16) -> LinkId {
         let link = LinkId { index, epoch };
         self.scene.say(ClientMessage::Attach { link, offer: pair_offer() }).expect("it may ask");
@@ -82,7 +82,7 @@ impl Pairs {
         assert!(self.scene.session.event(Event::Pair(event)).is_ok(), "it goes on");
     }
 
-    /// It is made, and wanted, or destroyed by another job.
+    /// The queue pair is made, and used, or destroyed by another job.
     fn made(&mut self, link: LinkId, is_wanted: bool) -> std::sync::Weak<()> {
         let sim = self.scene.session.client.services.sim.clone().expect("it is simulated");
         let (_, end) = sim.listen_end(self.scene.session.client.domain.soft().clone());
@@ -108,7 +108,7 @@ impl Pairs {
         answered.await.map_err(|fault| fault.code)
     }
 
-    /// Waits until nothing is being made; so many links are up then.
+    /// Waits until nothing is pending; so many links are up then.
     async fn settle(&mut self, up: usize) {
         while self.scene.session.links.setup.count() > 0 {
             let event = tokio::time::timeout(SOON, self.scene.events.recv()).await.expect("soon");
@@ -199,7 +199,7 @@ async fn a_file_waits_until_no_queue_pair_to_a_refused_port_is_pending() {
         "it is opened now"
     );
     assert!(pairs.scene.session.client.reach.resolve_for_data(&path("data/a")).is_ok());
-    // A job may name it as well.
+    // A job may hold a reference as well.
     let mut pairs = Pairs::new(|config| config.exports[0].gids = gids());
     let link = pairs.connects(0, 0);
     assert!(pairs.scene.session.client.reach.resolve(&path("data/a")).is_ok(), "a job named it");

@@ -1,16 +1,16 @@
-//! Commits whole uploads: their metadata first, then all of them side by side, durable under their
-//! names. A file that does not take its metadata is discarded.
+//! Commits whole uploads: metadata first, then fsync and rename of all files in parallel. A file
+//! that does not take its metadata is discarded.
 
 use super::open_upload::OpenUpload;
 use verbatim_files::{Over, Target};
 use verbatim_proto::message::FileId;
 use verbatim_proto::{Dropped, Fault, Kept};
 
-/// What became of files.
+/// The result for each file.
 pub(super) type Answers = Vec<(FileId, Result<(), Fault>)>;
 
-/// Gives whole files their metadata, then makes those that took it durable under their names. One
-/// answer for each file, in order.
+/// Applies metadata to whole files, then commits those that took it. One answer for each file, in
+/// order.
 pub(super) fn commit(over: Over, files: Vec<(FileId, OpenUpload, Kept)>) -> (Answers, Dropped) {
     let mut dropped = Dropped::default();
     let mut answers = Answers::with_capacity(files.len());

@@ -1,5 +1,5 @@
-//! What jobs of uploads report. Apart from what runs them, because the sum of all events of a
-//! session names it.
+//! Events of upload jobs. In a file of their own, because the session's `Event` names them and
+//! `Writing` stands above that.
 
 use super::open_upload::Created;
 use crate::observe::session_stats::View;
@@ -8,20 +8,20 @@ use verbatim_proto::message::{FileId, Offer};
 use verbatim_proto::{Digest, Dropped, Extent, Fault};
 use verbatim_telemetry::labels::{Operation, Spared, Step};
 
-/// What jobs of uploads report.
+/// What an upload job reports.
 pub(crate) enum WriteEvent {
-    /// Temporary files were made or found, or not.
+    /// Temporary files were created or resumed. Or the errors.
     Created(Vec<(FileId, Result<Created, Fault>)>),
-    /// A range was made zeros, with these digests.
+    /// A range was zeroed; its digests.
     Zeroed(FileId, Extent, Result<Vec<Digest>, Fault>),
-    /// These ranges of an offer were found in a file of an export.
+    /// These ranges of an offer were copied from a file of an export.
     Taken(Box<Offer>, Result<Vec<Extent>, Fault>),
-    /// Files are durable under their names, or not; what of their metadata was not kept.
+    /// Files were committed, or failed; and the metadata that was not kept.
     Committed(Vec<(FileId, Result<(), Fault>)>, Dropped),
 }
 
 impl WriteEvent {
-    /// Counts what a job answers, and how long it took since it was asked for.
+    /// Adds a job's answer and its duration to the counters.
     pub fn count(&self, view: &View, time: Duration) {
         match self {
             Self::Created(answers) => {

@@ -1,7 +1,8 @@
-//! Uploads of a session: temporary files, what is offered for them, handing chunks to
-//! workers, committing; slots are in `slots`. A temporary file that is not committed is
-//! removed when the last reference to it goes. Knows links, which it stands above; what it
-//! asks of other activities it returns as `WriteOut`.
+//! Owns the uploads of a session: temporary files, offers of existing data, and commits; `slots`
+//! has the slots. Never verifies a chunk: workers do. The dispatcher stands above it and receives
+//! requests to other activities as `WriteOut`; `links`, `worker` and `exports` stand below.
+//!
+//! A temporary file that is not committed is removed with its last reference.
 
 mod commit;
 mod direct_write;
@@ -39,32 +40,32 @@ use verbatim_proto::{Code, Digest, Extent, Fault, Kept, WirePath};
 use verbatim_serve::Jobs;
 use verbatim_telemetry::labels::Direction;
 
-/// The writing half of a session.
+/// The uploads of a session.
 pub(super) struct Writing {
     pub machine: WriteServer,
     targets: HashMap<FileId, OpenUpload>,
     sizes: HashMap<FileId, u64>,
-    /// What files and links of this client may take the place of.
+    /// What files and symlinks of this client may replace.
     pub over: Over,
-    /// Whether the client is told what was hashed again.
+    /// Whether the client wants to know how many bytes were hashed again.
     pub tells_rehashed: bool,
-    /// Bytes of partial files that were hashed again, and not yet told.
+    /// Bytes of partial files that were hashed again and not yet reported.
     rehashed: Arc<AtomicU64>,
     slots: Slots,
     direct_writes: DirectWrites,
     jobs: Jobs<WriteEvent>,
 }
 
-/// What writing asks of other activities.
+/// A request of `Writing` to other activities.
 pub(super) enum WriteOut {
-    /// These files are to be made when there are places for them.
+    /// Create these files when descriptors are free.
     Create(Vec<CreateFile>),
-    /// Whole files are to be committed, with the locks of the session.
+    /// Commit these whole files, with the locks of the session.
     Commit(Vec<(FileId, Kept)>),
 }
 
 impl Writing {
-    /// Nothing is written yet.
+    /// No upload yet.
     pub fn new(jobs: Jobs<WriteEvent>) -> Self {
         Self {
             machine: WriteServer::default(),
@@ -79,34 +80,34 @@ impl Writing {
         }
     }
 
-    /// Whether slots wait until more may be pinned.
+    /// Whether slots wait for the pin budget.
     pub fn waits(&self) -> bool {
         self.slots.waits()
     }
 
-    /// Whether anything can be written meanwhile.
+    /// Whether the session has slots.
     pub fn has_slots(&self) -> bool {
         !self.slots.is_empty()
     }
 
-    /// An open file, and how long it is to be.
+    /// An open upload, and the length of its file.
     fn open_file(&self, id: FileId) -> (OpenUpload, u64) {
         let upload = self.targets.get(&id).cloned().zip(self.sizes.get(&id).copied());
         upload.expect("files that are worked on are open")
     }
 
-    /// A link is dead: nothing that it carried can land any more.
+    /// A link is dead: no write of it can land any more.
     pub fn link_died(&mut self, link: LinkId) {
         self.slots.link_died(link);
         self.machine.killed(link);
     }
 
-    /// The client can write straight into files.
+    /// The client supports direct writes.
     pub fn enable_direct_writes(&mut self) {
         self.direct_writes.enable();
     }
 
-    /// Does what the machine asks, unless other activities do.
+    /// Carries out an effect of the machine, or returns it as a request to other activities.
     pub fn effect(
         &mut self,
         client: &mut Client,
@@ -159,7 +160,7 @@ impl Writing {
         Ok(None)
     }
 
-    /// Makes slots that could not be pinned before, those of the first link first.
+    /// Makes slots that the pin budget refused before, those of the first link first.
     pub fn provision_more(&mut self, client: &mut Client, links: &mut Links) -> Result<(), End> {
         for (link, count) in self.slots.take_pending() {
             self.provision(client, links, link, count)?;
@@ -179,13 +180,13 @@ impl Writing {
         Ok(())
     }
 
-    /// Answers for files that found no place in time.
+    /// Answers for files that waited too long for descriptors.
     pub fn refuse(&self, answers: Vec<(FileId, Fault)>) {
         let answers = answers.into_iter().map(|(file, fault)| (file, Err(fault))).collect();
         self.jobs.run(move || WriteEvent::Created(answers));
     }
 
-    /// Makes temporary files that have their places.
+    /// Creates temporary files that have their descriptors.
     pub fn create_ready(&self, client: &Client, files: Vec<(CreateFile, Room)>) {
         let (reach, view) = (client.reach.clone(), client.view.clone());
         let (over, rehashed) = (client.cancel.flag(), self.rehashed.clone());
@@ -201,7 +202,7 @@ impl Writing {
                     OpenUpload { target, rules, path, quota, began, _room: room }
                 };
                 if request.stream {
-                    // It cannot be gone on with, so it does not last.
+                    // A stream cannot be resumed, so its partial file is not kept.
                     let target = Target::create(&export.folder, &path, 0, request.info.mode)?;
                     return Ok((upload(target, request.path), None));
                 }
@@ -228,7 +229,7 @@ impl Writing {
         });
     }
 
-    /// A job has ended.
+    /// Handles the answer of a job.
     pub fn event(&mut self, client: &mut Client, event: WriteEvent) -> Result<(), End> {
         match event {
             WriteEvent::Created(answers) => self.created(client, answers)?,
@@ -272,7 +273,7 @@ impl Writing {
         Ok(())
     }
 
-    /// Tells the client which of these new files can be written into.
+    /// Offers new files for direct writes.
     fn offer_direct_writes(
         &mut self,
         client: &Client,
@@ -281,7 +282,7 @@ impl Writing {
         if !self.direct_writes.may_offer(client) {
             return;
         }
-        // Pages of a file on a disk cannot be pinned, so its device must look for them.
+        // Pages of a file on a disk cannot be pinned, so the device must page on demand.
         let on_demand = client.domain.pages_on_demand();
         let takes = |(id, answer): &(FileId, Result<Created, Fault>)| {
             let (upload, _) = answer.as_ref().ok()?;
@@ -294,7 +295,7 @@ impl Writing {
         }
     }
 
-    /// Has the worker of a link register a range of a file.
+    /// Asks the worker of a link to register a range of a file.
     fn request_direct_range(
         &mut self,
         client: &Client,
@@ -313,7 +314,7 @@ impl Writing {
         client.send_to_worker(worker, Command::Do { task, session: links.events() })
     }
 
-    /// A worker registered a range of a file, or could not.
+    /// A worker registered a range of a file, or failed.
     pub fn direct_write_event(
         &mut self,
         client: &Client,
@@ -329,15 +330,15 @@ impl Writing {
         }
     }
 
-    /// Takes all spots back when the session ends, before any file of it goes. Where a device
-    /// keeps one, no file lasts.
+    /// Deregisters all direct ranges when the session ends, before its files are closed. If a
+    /// device keeps one, no partial file is kept.
     pub fn revoke_direct_writes(&mut self, client: &Client) {
         if !self.direct_writes.revoke_all(client) {
             self.targets.values().for_each(|upload| upload.target.discard());
         }
     }
 
-    /// Gives a chunk to the worker that has its link.
+    /// Hands a chunk to the worker of its link.
     fn hand_over(
         &mut self,
         client: &Client,
@@ -391,8 +392,8 @@ impl Writing {
         });
     }
 
-    /// Takes what a file of an export has of an offer into the temporary file. The client may read
-    /// that file anyway, so it learns nothing by asking. At most `OFFERS_MAX` of a session.
+    /// Copies matching ranges of a file in an export into the temporary file. The client may read
+    /// that file anyway, so the answer tells it nothing new. At most `OFFERS_MAX` per session.
     fn take_offer(&self, client: &Client, offer: Offer) {
         let (upload, size) = self.open_file(offer.piece.file);
         let reach = client.reach.clone();
@@ -404,7 +405,7 @@ impl Writing {
         });
     }
 
-    /// Commits whole files, and drops the locks of the session behind that.
+    /// Commits whole files, and then drops the locks of the session.
     pub fn commit(
         &mut self,
         client: &Client,
@@ -422,7 +423,7 @@ impl Writing {
         let (over, view) = (self.over, client.view.clone());
         self.jobs.run(move || {
             let (answers, dropped) = commit(over, files);
-            // Until here nobody else may have the target of a mirror.
+            // Until here no other client may lock the target of a mirror.
             drop(locks);
             for ((_, answer), record) in answers.iter().zip(&record) {
                 view.log(Direction::Write, record, answer.as_ref().map(drop));
@@ -432,7 +433,7 @@ impl Writing {
     }
 }
 
-/// Takes what a file of an export has of an offer into a temporary file.
+/// Copies matching ranges of a file in an export into a temporary file.
 fn take(
     reach: &Reach,
     upload: &OpenUpload,
@@ -445,8 +446,8 @@ fn take(
     upload.target.take_from(old.file(), size, piece.extent, &piece.digests, may)
 }
 
-/// Waits a little for what an earlier session of the same client has not let go of yet: a
-/// client that was cut off is often back before the server has noticed.
+/// Waits briefly for an earlier session of the same client to release a partial file: a
+/// disconnected client often reconnects before the server notices.
 fn wait_for_release(folder: &Folder, path: &WirePath, key: &Digest, until: Instant) {
     while Instant::now() < until && Target::is_held(folder, path, key) {
         std::thread::sleep(HELD_LOOK_EVERY);
@@ -464,7 +465,7 @@ mod tests {
     use verbatim_proto::message::FileInfo;
     use verbatim_proto::meta::Xattr;
 
-    /// A file of so many bytes in this folder, of which a quota lets 6000 be written.
+    /// An upload of so many bytes, with a quota of 6000.
     fn upload(dir: &tempfile::TempDir, size: u64) -> OpenUpload {
         let folder = Folder::open(dir.path()).expect("a folder");
         let path = WirePath::parse(b"a").expect("a path");

@@ -1,6 +1,6 @@
-//! A temporary file of an upload, from when it is made until it is committed: its rules,
-//! its quota and the room it takes. Owns how a lasting one is made or found again. The
-//! last reference removes the file, if it was not committed.
+//! An open upload: its temporary file, from creation to commit, with its rules, its quota and its
+//! descriptors. Owns how a partial file is created or resumed. The last reference removes the file,
+//! unless it was committed or is kept for resuming.
 
 use crate::exports::quota::{self, Quota};
 use crate::limits::file_room::Room;
@@ -12,10 +12,10 @@ use verbatim_proto::message::FileInfo;
 use verbatim_proto::read::Have;
 use verbatim_proto::{Code, Digest, Dropped, Extent, Fault, Meta, WirePath};
 
-/// A temporary file, and what an earlier session left in it.
+/// A temporary file, and the ranges that an earlier session left in it.
 pub(crate) type Created = (OpenUpload, Option<Have>);
 
-/// A temporary file, and what of its source's metadata it may keep.
+/// A temporary file, and which metadata of its source it may keep.
 #[derive(Clone)]
 pub(crate) struct OpenUpload {
     pub target: Arc<Target>,
@@ -23,31 +23,32 @@ pub(crate) struct OpenUpload {
     pub(super) path: WirePath,
     pub(super) quota: Option<Arc<Quota>>,
     pub(super) began: Instant,
-    /// Behind the target, which is closed before it is given back.
+    /// Dropped after the target, whose descriptor it counts.
     pub(super) _room: Arc<Room>,
 }
 
 impl OpenUpload {
-    /// Makes a range zeros. What is written for that counts, before it is; a hole does not.
+    /// Zeroes a range. Bytes that have to be written count against the quota first; a hole does
+    /// not.
     pub(super) fn zero(&self, extent: Extent, size: u64) -> Result<Vec<Digest>, Fault> {
         self.target.zero(extent, size, |bytes| self.may(bytes))
     }
 
-    /// Gives it what its rules allow of this metadata. Attributes are written as well, and count.
+    /// Applies the metadata that its rules allow. Attributes count against the quota.
     pub(super) fn describe(&self, meta: &Meta) -> Result<Dropped, Fault> {
         self.may(quota::attribute_bytes(meta, &self.rules))?;
         self.target.describe(meta, &self.rules)
     }
 
-    /// Whether this many bytes may be written; takes them from the quota.
+    /// Takes this many bytes from the quota, or fails.
     pub(crate) fn may(&self, bytes: u64) -> Result<(), Fault> {
         quota::take(self.quota.as_ref(), bytes)
     }
 }
 
-/// Makes a temporary file that lasts, or takes up the one an earlier session of the same client
-/// left, unless its client is gone; counts the bytes of it that are hashed again. Asks whether what
-/// is to be written fits before anything is made.
+/// Creates a partial file, or resumes the one of an earlier session of the same client, unless the
+/// client is gone; counts the bytes that are hashed again. Checks quota and free space before it
+/// creates anything.
 pub(super) fn create_lasting(
     (over, rehashed): (&AtomicBool, &AtomicU64),
     folder: &Folder,
@@ -58,7 +59,7 @@ pub(super) fn create_lasting(
 ) -> Result<(Target, Option<Have>), Fault> {
     let found = Target::find_lasting_unless((over, rehashed), folder, path, key);
     if over.load(Ordering::Relaxed) {
-        // What is there is for who comes back.
+        // The partial file stays for the client's next session.
         return Err(Fault::new(Code::LinkLost, "the client is gone"));
     }
     if let Some((target, have)) = found {

@@ -1,6 +1,6 @@
-//! Slots of a session: memory that its links write to. Made when a link is ready, as
-//! many as may be pinned; they go with their link. A device that refuses them is
-//! left, and not the session.
+//! The upload slots of a session: memory that a client writes to over one link. Made when the link
+//! is up, as many as the pin budget allows; freed when the link is dead. If a device refuses to
+//! register slots, its link ends, and the session goes on.
 
 use crate::limits::fair_pool::Place;
 use crate::session::client::Client;
@@ -14,25 +14,25 @@ use verbatim_proto::write::SlotId;
 use verbatim_proto::{Code, Fault};
 use verbatim_telemetry::labels::Fallback;
 
-/// The slots of a session, and those that its links wait for.
+/// The slots of a session, and the links that wait for some.
 #[derive(Default)]
 pub(super) struct Slots {
     slots: HashMap<SlotId, Slot>,
     next: u32,
-    /// Slots that links want and that cannot be pinned yet.
+    /// How many slots links still want; the pin budget has refused them.
     pending: BTreeMap<LinkId, u16>,
 }
 
-/// Memory that a client writes to over one link.
+/// A slot of one link.
 struct Slot {
     link: LinkId,
-    /// What takes it back from the link.
+    /// The number of its registration.
     number: u64,
     memory: SharedSlot,
     _taken: Place,
 }
 
-/// A new slot, where its client finds it, and how long it is.
+/// A new slot, its address, and its length.
 type NewSlot = (SlotId, Region, u32);
 
 impl Slots {
@@ -41,7 +41,7 @@ impl Slots {
         !self.pending.is_empty()
     }
 
-    /// Whether there is none.
+    /// Whether the session has no slot.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
@@ -51,12 +51,12 @@ impl Slots {
         self.slots[&slot].memory.clone()
     }
 
-    /// A link is dead: no slots are made for it any more.
+    /// A link is dead: it gets no more slots.
     pub fn link_died(&mut self, link: LinkId) {
         self.pending.remove(&link);
     }
 
-    /// The links that wait for slots, and how many each: they wait no longer.
+    /// Removes and returns the links that wait, with how many slots each wants.
     pub fn take_pending(&mut self) -> BTreeMap<LinkId, u16> {
         std::mem::take(&mut self.pending)
     }
@@ -77,7 +77,7 @@ impl Slots {
         self.pending.remove(&link);
         for made in 0..count {
             if !self.has_room(client) {
-                // Others of its links have them all; it gets some when one of those has ended.
+                // Other links have all slots; this one gets some when one of those ends.
                 if made == 0 && !self.has_slots(link) {
                     self.pending.insert(link, count);
                 }
@@ -128,16 +128,16 @@ impl Slots {
         self.slots.values().any(|slot| slot.link == link)
     }
 
-    /// Whether another slot is within what uploads of a session may take. One always is.
+    /// Whether another slot is within the session's maximum for uploads. The first one always is.
     fn has_room(&self, client: &Client) -> bool {
         let count = self.slots.len() as u64 + 1;
         count * u64::from(client.chunk_bytes) <= client.services.rdma.upload_bytes_max
     }
 
-    /// Takes the slots of a dead link back from its device.
+    /// Deregisters and frees the slots of a dead link.
     pub fn free(&mut self, client: &Client, link: LinkId) -> Result<(), End> {
         let of_link = self.slots.extract_if(|_, slot| slot.link == link);
-        // All of them, also behind one that could not be taken back.
+        // All of them, even after one that the device did not release.
         let kept = of_link.filter(|(_, slot)| !client.domain.take_back(slot.number)).count();
         self.show(client);
         end_if_unreleased(kept == 0)
@@ -148,7 +148,7 @@ impl Slots {
     }
 }
 
-/// Nothing can be written over a link: its client is told why, and leaves the rail.
+/// A device refuses slots: ends the link, and tells its client why.
 fn leave_device(
     client: &Client,
     links: &mut Links,
