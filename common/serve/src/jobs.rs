@@ -157,7 +157,7 @@ impl<E: Send + 'static> Jobs<E> {
         move |expected| {
             // Otherwise a session would wait for the event of a panicked job for ever, and report
             // that it is working.
-            let told = match catch_unwind(AssertUnwindSafe(|| work(expected))) {
+            let sent = match catch_unwind(AssertUnwindSafe(|| work(expected))) {
                 Ok(event) => {
                     done(&event, asked.elapsed());
                     port.try_send(event)
@@ -165,7 +165,7 @@ impl<E: Send + 'static> Jobs<E> {
                 Err(_) => limits.panicked.try_send(Panicked),
             };
             // A session that has ended needs no event; one that goes on must not wait for it.
-            if told == Err(SendError::Full) {
+            if sent == Err(SendError::Full) {
                 limits.lost.store(true, Ordering::Relaxed);
             }
         }

@@ -180,9 +180,9 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
     }
 
     fn opened(&mut self, answers: Vec<(FileId, Result<Opened, Fault>)>) {
-        let mut told = Vec::with_capacity(answers.len());
+        let mut opened = Vec::with_capacity(answers.len());
         for (id, answer) in answers {
-            told.push((
+            opened.push((
                 id,
                 answer.map(|(open, survey)| {
                     tracing::debug!(session = self.session, path = %open.path, "file opened");
@@ -193,7 +193,7 @@ impl<H: ReadHost + ReadObserver> ReadService<H> {
                 }),
             ));
         }
-        self.machine.opened(told);
+        self.machine.opened(opened);
     }
 
     fn find_holes(&mut self, id: FileId, from: u64) -> ReadOut {

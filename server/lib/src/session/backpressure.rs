@@ -32,8 +32,8 @@ impl Session {
             return;
         }
         match self.client.memory.take(bytes) {
-            Some(place) => {
-                self.ahead.push(place);
+            Some(memory) => {
+                self.ahead.push(memory);
                 self.ahead_bytes += bytes;
             }
             None => self.ahead_bytes = AHEAD_BYTES_MAX,

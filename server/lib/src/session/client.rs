@@ -87,7 +87,7 @@ impl Client {
 
     /// Sends a command to a worker.
     pub fn send_to_worker(&self, worker: usize, command: Command) -> Result<(), End> {
-        let told = self.services.workers[worker].send(command);
-        told.map_err(|error| End::refused(Code::Limit, error.to_string()))
+        let sent = self.services.workers[worker].send(command);
+        sent.map_err(|error| End::refused(Code::Limit, error.to_string()))
     }
 }

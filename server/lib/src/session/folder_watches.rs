@@ -30,7 +30,7 @@ pub(super) struct FolderWatches {
 /// A report of the thread that watches a folder.
 pub(crate) struct WatchEvent {
     pub request: u32,
-    pub told: Told,
+    pub report: Told,
 }
 
 impl FolderWatches {
@@ -75,7 +75,7 @@ impl FolderWatches {
         };
         let excludes = Excludes::parse(watch.exclude)?.metered(client.share.name.matching.meter());
         let (export, below) = client.reach.resolve(&watch.path)?;
-        let tell = event_sender(request, self.port.clone(), place);
+        let send_report = event_sender(request, self.port.clone(), place);
         let folder = export.folder.share();
         let mut folders = client.share.watched_folders.none();
         let (mut of_folders, mut of_changes) = (client.memory.none(), client.memory.none());
@@ -86,7 +86,7 @@ impl FolderWatches {
             memory: Box::new(move |bytes| of_changes.hold(bytes)),
         };
         let timing = Timing::default();
-        let watching = Watching::begin_within(rooms, folder, below, excludes, timing, tell)?;
+        let watching = Watching::begin_within(rooms, folder, below, excludes, timing, send_report)?;
         tracing::info!(session = client.id, path = %watch.path, "folder watched");
         self.watches.insert(request, watching);
         Ok(())
@@ -105,11 +105,11 @@ impl FolderWatches {
 
     /// Sends the client what the thread of a watch reported.
     pub fn event(&mut self, client: &Client, event: WatchEvent) -> Result<(), End> {
-        let WatchEvent { request, told } = event;
+        let WatchEvent { request, report } = event;
         if !self.watches.contains_key(&request) {
             return Ok(());
         }
-        match told {
+        match report {
             Told::Changed(changes) => {
                 client.send(ServerMessage::Watch(WatchReply::Changed { request, changes }))
             }
@@ -138,10 +138,10 @@ fn event_sender(
     port: EventPort<WatchEvent>,
     place: Place,
 ) -> impl FnMut(Told) + Send + 'static {
-    move |told| {
+    move |report| {
         let _place = &place;
         // The session may have ended: then nobody needs the report.
-        port.blocking_send(WatchEvent { request, told });
+        port.blocking_send(WatchEvent { request, report });
     }
 }
 
@@ -160,11 +160,11 @@ mod tests {
         let places = Places::new(1);
         let place = Taker::new(&places).take(1).expect("a place");
         let (queue, mut heard) = mpsc::channel(1);
-        let mut tell = event_sender(7, EventPort::of(&queue), place);
-        tell(Told::Changed(verbatim_proto::Changes::rescan()));
+        let mut send_report = event_sender(7, EventPort::of(&queue), place);
+        send_report(Told::Changed(verbatim_proto::Changes::rescan()));
         assert!(matches!(heard.try_recv(), Ok(WatchEvent { request: 7, .. })));
         assert_eq!(places.left(), 0);
-        drop(tell);
+        drop(send_report);
         assert_eq!(places.left(), 1);
     }
 }

@@ -373,7 +373,7 @@ impl Session {
                 LinkNews::Up(link) => self.writing.machine.link_up(link),
                 LinkNews::Dead(link) => self.writing.link_died(link),
                 LinkNews::DeviceJoined => self.lease_more(),
-                LinkNews::KnowsDirectWrites => self.writing.enable_direct_writes(),
+                LinkNews::DirectWritesSupported => self.writing.enable_direct_writes(),
             }
         }
     }

@@ -64,7 +64,7 @@ pub(super) enum LinkNews {
     /// A device joined: windows are registered there from now on, too.
     DeviceJoined,
     /// The client supports direct writes into files.
-    KnowsDirectWrites,
+    DirectWritesSupported,
 }
 
 /// A link that a worker has.
@@ -212,7 +212,7 @@ impl Links {
                     self.live.values().filter(|live_link| live_link.transport == Transport::Verbs);
                 let live = pairs.count();
                 if self.setup.begin(client, link, &address, live)? {
-                    self.news.push_back(LinkNews::KnowsDirectWrites);
+                    self.news.push_back(LinkNews::DirectWritesSupported);
                 }
                 return Ok(None);
             }
@@ -253,8 +253,8 @@ impl Links {
         let worker = number as usize % workers;
         tracing::debug!(session = client.id, ?id, transport = link.transport(), "link made");
         let session = self.events.clone();
-        let told = client.services.workers[worker].send(Command::Adopt { key, id, link, session });
-        if let Err(error) = told {
+        let sent = client.services.workers[worker].send(Command::Adopt { key, id, link, session });
+        if let Err(error) = sent {
             tracing::error!(session = client.id, %error, "worker takes no link");
             return;
         }

@@ -128,9 +128,9 @@ impl Mirrors {
             }
             MirrorEvent::Staging(StagingEvent::Staged(request, answer)) => {
                 self.locks_pending -= 1;
-                let answer = answer.map(|(told, staging)| {
+                let answer = answer.map(|(staged, staging)| {
                     self.trees.add(staging);
-                    told
+                    staged
                 });
                 MirrorReply::Staged { request, answer }
             }
@@ -236,9 +236,9 @@ impl Mirrors {
         path: WirePath,
         key: Digest,
     ) -> Result<(), End> {
-        if let Some(told) = self.trees.find(&path, key) {
+        if let Some(staged) = self.trees.find(&path, key) {
             // The same session may ask again.
-            let reply = MirrorReply::Staged { request, answer: Ok(told) };
+            let reply = MirrorReply::Staged { request, answer: Ok(staged) };
             return client.send(ServerMessage::Mirror(reply));
         }
         self.count_lock()?;
@@ -254,10 +254,10 @@ impl Mirrors {
         owners: Vec<Owner>,
     ) -> Result<(), End> {
         owners::check_count(owners.len())?;
-        let told = owners.iter().map(|owner| disclosed_owners.has(owner)).collect();
+        let disclosed = owners.iter().map(|owner| disclosed_owners.has(owner)).collect();
         let services = client.services.clone();
         self.jobs.run(move || {
-            let names = owners::names_of(&services.accounts, &owners, told);
+            let names = owners::names_of(&services.accounts, &owners, disclosed);
             MirrorEvent::LookedUp(MirrorReply::Names { request, names })
         });
         Ok(())

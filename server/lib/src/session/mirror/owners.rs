@@ -23,11 +23,11 @@ pub(super) fn check_count(count: usize) -> Result<(), End> {
 pub(super) fn names_of(
     at_start: &Accounts,
     owners: &[Owner],
-    told: Vec<bool>,
+    disclosed: Vec<bool>,
 ) -> Vec<Option<String>> {
     with_accounts(at_start, |accounts| {
-        let names = accounts.names_of(owners).into_iter().zip(told);
-        names.map(|(name, told)| name.filter(|_| told)).collect()
+        let names = accounts.names_of(owners).into_iter().zip(disclosed);
+        names.map(|(name, disclosed)| name.filter(|_| disclosed)).collect()
     })
 }
 

@@ -78,7 +78,7 @@ pub(crate) struct WalkedPage {
     request: u32,
     page: TreePage,
     /// The rest of the walk.
-    walking: Option<Box<PausedWalk>>,
+    paused: Option<Box<PausedWalk>>,
 }
 
 impl Walks {
@@ -123,7 +123,7 @@ impl Walks {
         let reach = client.reach.clone();
         self.make_page(client, request, scan.digests, move |hasher| {
             match begin_walk(hasher, &reach, scan, all, open_beside()) {
-                Ok(walking) => page_of(hasher, walking),
+                Ok(paused) => page_of(hasher, paused),
                 Err(fault) => {
                     let found = vec![Err((WirePath::root(), fault))];
                     (None, TreePage { found, ..TreePage::default() })
@@ -145,8 +145,8 @@ impl Walks {
         let (services, over) = (client.services.clone(), client.cancel.flag());
         let hasher = Hasher { services, over, meter: client.share.name.matching.meter() };
         let work = move || {
-            let (walking, page) = make(&hasher);
-            WalkedPage { request, page, walking }
+            let (paused, page) = make(&hasher);
+            WalkedPage { request, page, paused }
         };
         match digests {
             true => {
@@ -182,11 +182,11 @@ impl Walks {
         &mut self,
         client: &Client,
         disclosed_owners: &mut DisclosedOwners,
-        WalkedPage { request, page, walking }: WalkedPage,
+        WalkedPage { request, page, paused }: WalkedPage,
     ) -> Result<(), End> {
         if let Some(walk) = self.open.get_mut(&request) {
-            walk.ready.push_back((page, walking.is_none()));
-            walk.paused = walking;
+            walk.ready.push_back((page, paused.is_none()));
+            walk.paused = paused;
         }
         self.advance(client, disclosed_owners, request)
     }
@@ -204,13 +204,13 @@ impl Walks {
             walk.requested = None;
         }
         let ready = walk.ready.len();
-        let lacks = |walking: &mut Box<PausedWalk>| match walking.digests {
+        let lacks = |paused: &mut Box<PausedWalk>| match paused.digests {
             true => walk.requested.is_some() && ready == 0,
             false => ready < AHEAD_PAGES,
         };
-        if let Some(walking) = walk.paused.take_if(lacks) {
-            let digests = walking.digests;
-            self.make_page(client, request, digests, move |hasher| page_of(hasher, walking));
+        if let Some(paused) = walk.paused.take_if(lacks) {
+            let digests = paused.digests;
+            self.make_page(client, request, digests, move |hasher| page_of(hasher, paused));
         }
         let Some((unless, (page, done))) = next else { return Ok(()) };
         if done {
@@ -288,8 +288,8 @@ impl Hasher {
 /// The rest of the walk, and its next page.
 type NewPage = (Option<Box<PausedWalk>>, TreePage);
 
-fn page_of(hasher: &Hasher, mut walking: Box<PausedWalk>) -> NewPage {
-    let PausedWalk { export, base, walk, digests } = &mut *walking;
+fn page_of(hasher: &Hasher, mut paused: Box<PausedWalk>) -> NewPage {
+    let PausedWalk { export, base, walk, digests } = &mut *paused;
     let mut digest = |path: &WirePath| -> Result<Digest, Fault> {
         hasher.root(&open_source(export, &base.join(path))?)
     };
@@ -297,5 +297,5 @@ fn page_of(hasher: &Hasher, mut walking: Box<PausedWalk>) -> NewPage {
         true => next_page(walk, Some(&mut digest)),
         false => next_page(walk, None),
     };
-    (more.then_some(walking), page)
+    (more.then_some(paused), page)
 }

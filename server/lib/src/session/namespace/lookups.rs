@@ -52,13 +52,13 @@ impl Page {
 pub(super) fn look_at_all(
     reach: &Reach,
     look: &Look,
-    telling: bool,
+    with_ties: bool,
     expected: Expected,
 ) -> StatAnswers {
     let mut ties = Vec::new();
     let mut look_at = |path| {
         let (entry, its) = stat(reach, path, look.follow)?;
-        ties.extend(telling.then_some(its));
+        ties.extend(with_ties.then_some(its));
         Ok(entry)
     };
     let answers: Vec<_> = look.paths.iter().map(&mut look_at).collect();
@@ -66,8 +66,8 @@ pub(super) fn look_at_all(
         let code = answer.as_ref().err().map(|fault| fault.code);
         code.is_some_and(|code| code != Code::NotFound || path.parent().is_root())
     };
-    let told = look.paths.iter().zip(&answers).map(is_error).enumerate();
-    let errors = told.filter_map(|(at, is_error)| is_error.then_some(at)).collect();
+    let flags = look.paths.iter().zip(&answers).map(is_error).enumerate();
+    let errors = flags.filter_map(|(at, is_error)| is_error.then_some(at)).collect();
     StatAnswers { answers, ties, errors, _expected: expected }
 }
 

@@ -99,10 +99,10 @@ impl Namespace {
             let text = format!("more than {LOOK_PATHS_MAX} paths to look at");
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
-        let (reach, telling) = (client.reach.clone(), self.ties);
+        let (reach, with_ties) = (client.reach.clone(), self.ties);
         let bytes = look.paths.len() * ANSWER_BYTES;
         self.jobs.run_expecting(bytes, move |expected| {
-            NamespaceEvent::Stated(request, look_at_all(&reach, &look, telling, expected))
+            NamespaceEvent::Stated(request, look_at_all(&reach, &look, with_ties, expected))
         });
         Ok(())
     }

@@ -253,7 +253,7 @@ impl Writing {
             client.send(ServerMessage::Rehashed { bytes })?;
         }
         self.offer_direct_writes(client, &answers);
-        let mut told = Vec::with_capacity(answers.len());
+        let mut created = Vec::with_capacity(answers.len());
         for (id, answer) in answers {
             match answer {
                 Ok((upload, have)) => {
@@ -261,15 +261,15 @@ impl Writing {
                     let found = have.as_ref().map_or(0, |have| have.extents.bytes());
                     client.view.began(Direction::Write, id, &upload.path, bytes, found);
                     self.targets.insert(id, upload);
-                    told.push((id, Ok(have)));
+                    created.push((id, Ok(have)));
                 }
                 Err(fault) => {
                     self.sizes.remove(&id);
-                    told.push((id, Err(fault)));
+                    created.push((id, Err(fault)));
                 }
             }
         }
-        self.machine.created(told);
+        self.machine.created(created);
         Ok(())
     }
 
