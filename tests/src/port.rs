@@ -3,7 +3,7 @@
 //! none whoever connects is refused; nobody else is given it meanwhile.
 
 use std::net::{SocketAddr, TcpStream};
-use verbatim_server::take_port;
+use verbatim_server::bind_port;
 
 /// A port that is held.
 pub struct Port {
@@ -15,7 +15,7 @@ pub struct Port {
 impl Port {
     /// Takes one that is free.
     pub fn take() -> Self {
-        let socket = take_port(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
+        let socket = bind_port(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
         let address = rustix::net::getsockname(&socket).expect("it is bound");
         Self { address: address.try_into().expect("an address and a port"), _socket: socket }
     }

@@ -19,8 +19,8 @@ mod session;
 mod worker;
 
 pub use limits::client_limits::FILE_THREADS_MAX;
-pub use net::listener::{Ending, take_port};
-pub use observe::observatory::MetricsError;
+pub use net::listener::{ShutdownMode, bind_port};
+pub use observe::server_stats::MetricsError;
 pub use server::{Server, ServerError, ServerOptions, check, check_metrics};
 use verbatim_serve::rdma;
 pub use verbatim_serve::rdma::devices::Devices;

@@ -1,6 +1,6 @@
-//! From the `[rdma]` table of the configuration to what links, queue pairs and the pin
-//! budget are made with. Opens nothing. Stands above `config` and `rdma`, so that neither
-//! imports the other; the server calls it once.
+//! Translates the `[rdma]` table of the configuration into settings for links, queue pairs and
+//! the pin budget. Opens nothing. Stands above `config` and `rdma`, so that neither imports the
+//! other; the server calls it once.
 
 use crate::config;
 use crate::rdma::pin_budget::PinBudget;

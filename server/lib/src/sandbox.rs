@@ -1,9 +1,8 @@
-//! What the process gives up before it serves: root, where a user was named, and by
-//! Landlock every file that is neither exported nor its own. Owns the list of what
-//! stays in reach. Called once by the binary, before there is a second thread,
-//! because both are rights of a thread that later ones inherit. Nothing here can be
-//! taken back: an export that is added later needs another process, which the parent
-//! of `--reloadable` starts.
+//! Drops privileges before the server accepts a client: root, where a user is configured, and
+//! by Landlock access to every file that is neither exported nor the server's own. Owns the list
+//! of paths that stay accessible. The binary calls it once, before it starts a second thread:
+//! both are properties of a thread, which later threads inherit. Neither can be undone, so an
+//! export that is added later needs another process, which the parent of `--reloadable` starts.
 
 use crate::config::export::{Mode, Owner};
 use crate::config::{Config, ConfigError, Tls, User};
@@ -19,11 +18,11 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use verbatim_files::meta::GIVING;
 
-/// The rights that are known here; a kernel that knows fewer enforces those.
-const RIGHTS: ABI = ABI::V5;
+/// The Landlock ABI used; an older kernel enforces the rights that it knows.
+const LANDLOCK_ABI: ABI = ABI::V5;
 
-/// What libibverbs and the system library read, and what the kernel tells.
-const READ: [&str; 11] = [
+/// Paths that libibverbs and libc read, and the files of the kernel.
+const READABLE_PATHS: [&str; 11] = [
     "/usr",
     "/lib",
     "/lib64",
@@ -37,8 +36,8 @@ const READ: [&str; 11] = [
     "/dev/urandom",
 ];
 
-/// Devices.
-const USE: [&str; 2] = ["/dev/infiniband", "/dev/null"];
+/// Device files that the server opens.
+const DEVICE_PATHS: [&str; 2] = ["/dev/infiniband", "/dev/null"];
 
 /// Becomes this user for good. Refuses exports that only root can serve.
 pub fn become_user(user: &User, config: &Config) -> Result<(), ConfigError> {
@@ -47,19 +46,19 @@ pub fn become_user(user: &User, config: &Config) -> Result<(), ConfigError> {
     }
     check_user(user, config)?;
     let dropped = drop_root(user, config.keep_chown);
-    dropped.map_err(|error| ConfigError::cannot_be(&config.user, &error.to_string()))?;
+    dropped.map_err(|error| ConfigError::cannot_run_as(&config.user, &error.to_string()))?;
     assert!(thread::set_thread_uid(Uid::ROOT).is_err(), "root is not given up");
     Ok(())
 }
 
-/// Says why this process could not become this user, or not serve every export then.
+/// Checks that this process can become this user, and serve every export as that user.
 pub(crate) fn check_user(user: &User, config: &Config) -> Result<(), ConfigError> {
     let now = rustix::process::geteuid();
     if now.as_raw() == user.uid {
         return Ok(());
     }
     if !now.is_root() {
-        return Err(ConfigError::cannot_be(&config.user, "only root can become another user"));
+        return Err(ConfigError::cannot_run_as(&config.user, "only root can become another user"));
     }
     let gives = config.exports.iter().find(|it| it.owner == Owner::Client);
     let Some(export) = gives.filter(|_| !config.keep_chown) else { return Ok(()) };
@@ -67,7 +66,7 @@ pub(crate) fn check_user(user: &User, config: &Config) -> Result<(), ConfigError
         "export {} gives files away (owner = \"client\"), which takes root, or keep_chown",
         export.name
     );
-    Err(ConfigError::cannot_be(&config.user, &why))
+    Err(ConfigError::cannot_run_as(&config.user, &why))
 }
 
 /// Gives up the capabilities that no server uses, where it stays root. With these Landlock is no
@@ -75,7 +74,7 @@ pub(crate) fn check_user(user: &User, config: &Config) -> Result<(), ConfigError
 /// them.
 pub fn give_up_capabilities(config: &Config) -> rustix::io::Result<()> {
     let has_privileged_xattrs = config.exports.iter().any(|it| it.allow_security_xattrs);
-    let mut kept = !UNUSED;
+    let mut kept = !UNUSED_CAPABILITIES;
     kept.set(CapabilitySet::SYS_ADMIN, has_privileged_xattrs);
     let CapabilitySets { effective, permitted, inheritable } = thread::capabilities(None)?;
     let sets = CapabilitySets {
@@ -86,8 +85,9 @@ pub fn give_up_capabilities(config: &Config) -> rustix::io::Result<()> {
     thread::set_capabilities(None, sets)
 }
 
-/// What no server uses. `SYS_ADMIN` is used for `trusted.*` and `security.*` attributes alone.
-const UNUSED: CapabilitySet = CapabilitySet::KILL
+/// Capabilities that no server uses. `SYS_ADMIN` is used for `trusted.*` and `security.*`
+/// attributes alone.
+const UNUSED_CAPABILITIES: CapabilitySet = CapabilitySet::KILL
     .union(CapabilitySet::SETGID)
     .union(CapabilitySet::SETUID)
     .union(CapabilitySet::SETPCAP)
@@ -112,7 +112,7 @@ const UNUSED: CapabilitySet = CapabilitySet::KILL
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::CHECKPOINT_RESTORE);
 
-/// Becomes this user, with what giving files away takes or with nothing.
+/// Becomes this user, and keeps the capabilities for chown or none.
 fn drop_root(user: &User, keep_chown: bool) -> rustix::io::Result<()> {
     let groups: Vec<Gid> = user.groups.iter().map(|&id| Gid::from_raw(id)).collect();
     thread::set_keep_capabilities(keep_chown)?;
@@ -129,15 +129,16 @@ fn drop_root(user: &User, keep_chown: bool) -> rustix::io::Result<()> {
 /// Puts everything out of reach but exports, state, keys, libraries and devices. Says whether
 /// the kernel enforces it, wholly or in part.
 pub fn confine(config: &Config) -> Result<RulesetStatus, RulesetError> {
-    let (read, all) = (AccessFs::from_read(RIGHTS), AccessFs::from_all(RIGHTS));
+    let (read, all) = (AccessFs::from_read(LANDLOCK_ABI), AccessFs::from_all(LANDLOCK_ABI));
     let exported =
         |mode| config.exports.iter().filter(move |it| it.mode == mode).map(|it| it.path.as_path());
     let keys = config.authorized_keys_path();
     let Tls { cert, key, client_ca } = &config.tls;
     let own = [keys.parent().unwrap_or(Path::new("")), cert, key, client_ca];
-    let (state, read_only) = (config.state_dir(), READ.iter().map(Path::new));
+    let (state, read_only) = (config.state_dir(), READABLE_PATHS.iter().map(Path::new));
     let read_only = read_only.chain(exported(Mode::ReadOnly)).chain(own);
-    let writable = USE.iter().map(Path::new).chain(exported(Mode::ReadWrite)).chain([&*state]);
+    let writable =
+        DEVICE_PATHS.iter().map(Path::new).chain(exported(Mode::ReadWrite)).chain([&*state]);
     // There must be a folder to name; who cannot make it hears so when it is used.
     let _ = DirBuilder::new().recursive(true).mode(0o700).create(&state);
     let status = Ruleset::default()

@@ -1,23 +1,23 @@
-//! A server: opens what the configuration names, takes its port, starts what it needs, and serves
-//! until it is stopped. Owns the order of stopping: `net::listener` ends the sessions, then what
-//! watches them ends, and quotas are written.
+//! A server: opens the exports of its configuration, binds its port, starts its tasks, and
+//! serves until it is stopped. Owns the order of stopping: `net::listener` ends the sessions,
+//! then the monitoring tasks end, then quotas are saved.
 
 use crate::config::export::{Export, check_exports};
 use crate::config::{Config, ConfigError, Metrics, Tls, User};
 use crate::exports::digest_cache::DigestCache;
 use crate::exports::open::open_exports;
-use crate::exports::quota::{Counts, Keeper};
-use crate::exports::stale_uploads::Reaper;
-use crate::exports::window_digests::Hashing;
-use crate::limits::client_limits::{HASHED_WALKS_MAX, Shares};
-use crate::limits::rate::Paces;
-use crate::net::accept::Guests;
-use crate::net::credentials_watch::Keyring;
-use crate::net::data_tickets::Joins;
-use crate::net::listener::{Ending, accept_until, take_port};
-use crate::net::refusal_log::Refusals;
+use crate::exports::quota::{QuotaSaver, QuotaUsage};
+use crate::exports::stale_uploads::UploadCleaner;
+use crate::exports::window_digests::WindowDigests;
+use crate::limits::client_limits::{HASHED_WALKS_MAX, ServerLimits};
+use crate::limits::rate::RateLimits;
+use crate::net::accept::Admission;
+use crate::net::credentials_watch::CredentialFiles;
+use crate::net::data_tickets::Tickets;
+use crate::net::listener::{ShutdownMode, accept_until, bind_port};
+use crate::net::refusal_log::RefusalLog;
 use crate::observe::http::Page;
-use crate::observe::observatory::{About, MetricsError, Observatory};
+use crate::observe::server_stats::{MetricsError, ServerInfo, ServerStats};
 use crate::rdma::devices::Devices;
 use crate::rdma::rails::Rdma;
 use crate::rdma_setup::rails_of;
@@ -49,7 +49,7 @@ pub struct ServerOptions {
     pub sim: Option<SimNet>,
     /// The folder whose `sys` shows the devices that people see, if not /.
     pub root: Option<PathBuf>,
-    /// A socket that is bound to the address already, by `take_port`.
+    /// A socket that is bound to the address already, by `bind_port`.
     pub port: Option<TcpStream>,
     /// Devices that are open already.
     pub devices: Arc<Devices>,
@@ -77,7 +77,7 @@ pub enum ServerError {
         /// What the system said.
         cause: String,
     },
-    /// Nobody could watch.
+    /// The port of metrics could not be bound.
     #[error("{0}")]
     Metrics(#[from] MetricsError),
     /// No worker could be started.
@@ -107,7 +107,7 @@ pub type Serving<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 pub struct Server {
     listener: TcpListener,
     acceptor: Arc<Acceptor>,
-    keyring: Keyring,
+    credential_files: CredentialFiles,
     fingerprint: Fingerprint,
     services: Arc<Services>,
     config: Config,
@@ -121,8 +121,8 @@ impl Server {
         check_exports(&config.exports)?;
         let state = config.state_dir();
         let (identity, authority) = certificates(&config)?;
-        let keyring = Keyring::new(&config, options.tokens.clone());
-        let policy = keyring.policy(&Policy {
+        let credential_files = CredentialFiles::new(&config, options.tokens.clone());
+        let policy = credential_files.policy(&Policy {
             allow_anonymous: config.insecure_no_auth,
             deadline: Duration::from_secs(config.limits.handshake_seconds.into()),
             ..Policy::default()
@@ -135,7 +135,7 @@ impl Server {
         };
         let page = Page::bind(&config.metrics).await?;
         let port = options.port.take();
-        let port = port.map_or_else(|| take_port(config.listen), Ok).map_err(listen)?;
+        let port = port.map_or_else(|| bind_port(config.listen), Ok).map_err(listen)?;
         let services = Arc::new(share(&config, options)?);
         let socket = TcpSocket::from_std_stream(port);
         let port = socket.local_addr().map_err(listen)?.port();
@@ -147,15 +147,23 @@ impl Server {
         let acceptor = Arc::new(acceptor);
         // Behind the new door: who connects from now on does not come with the key of an old one.
         let listener = socket.listen(BACKLOG).map_err(listen)?;
-        let server =
-            Self { listener, acceptor, keyring, fingerprint, services, config, page, _door: door };
-        let about = About {
+        let server = Self {
+            listener,
+            acceptor,
+            credential_files,
+            fingerprint,
+            services,
+            config,
+            page,
+            _door: door,
+        };
+        let about = ServerInfo {
             address: Some(server.address()),
             fingerprint: fingerprint.to_string(),
             certificate_end,
             no_rdma: server.services.rdma.unavailable(),
         };
-        server.services.observatory.describe(about);
+        server.services.observatory.set_info(about);
         Ok(server)
     }
 
@@ -169,7 +177,7 @@ impl Server {
         self.listener.local_addr().unwrap_or(self.config.listen)
     }
 
-    /// Who it is.
+    /// The fingerprint of its certificate.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
@@ -178,32 +186,38 @@ impl Server {
     pub fn run<'a>(self, stop: impl Future<Output = ()> + Send + 'a) -> Serving<'a> {
         self.run_until(async {
             stop.await;
-            Ending::Drained
+            ShutdownMode::Drain
         })
     }
 
     /// Serves until `stop` says how to end.
-    pub fn run_until<'a>(self, stop: impl Future<Output = Ending> + Send + 'a) -> Serving<'a> {
+    pub fn run_until<'a>(
+        self,
+        stop: impl Future<Output = ShutdownMode> + Send + 'a,
+    ) -> Serving<'a> {
         self.serve(Box::pin(stop))
     }
 
     /// The same, boxed: so this crate compiles the sessions, and not each program that serves.
-    fn serve<'a>(self, stop: Pin<Box<dyn Future<Output = Ending> + Send + 'a>>) -> Serving<'a> {
+    fn serve<'a>(
+        self,
+        stop: Pin<Box<dyn Future<Output = ShutdownMode> + Send + 'a>>,
+    ) -> Serving<'a> {
         Box::pin(self.serve_until(stop))
     }
 
-    async fn serve_until(self, stop: Pin<Box<dyn Future<Output = Ending> + Send + '_>>) {
-        let keys = self.keyring.watch(self.acceptor.clone());
+    async fn serve_until(self, stop: Pin<Box<dyn Future<Output = ShutdownMode> + Send + '_>>) {
+        let keys = self.credential_files.watch(self.acceptor.clone());
         let keep = Duration::from_secs(u64::from(self.config.uploads.keep_hours) * 3600);
         let place = self.services.observatory.clone();
-        let refusals = Arc::<Refusals>::default();
+        let refusals = Arc::<RefusalLog>::default();
         let limits = &self.config.limits;
         let host = SessionHost::new(self.services.clone(), refusals.clone(), limits.sessions_max);
-        let guests = Guests::new(limits, self.acceptor, keys, place.clone(), refusals, host);
+        let admission = Admission::new(limits, self.acceptor, keys, place.clone(), refusals, host);
         let mut watching = JoinSet::new();
         let quotas = self.services.exports.values().filter_map(|export| export.quota.clone());
         let written = self.services.written.clone();
-        let keeper = Keeper::start(quotas.collect(), self.config.state_dir(), written);
+        let quota_saver = QuotaSaver::start(quotas.collect(), self.config.state_dir(), written);
         let watched = Arc::new(self.services.watched());
         watching.spawn(place.clone().watch(watched.clone(), self.config.exports.clone()));
         let services = self.services.clone();
@@ -214,17 +228,18 @@ impl Server {
         if let Some(page) = self.page {
             watching.spawn(page.serve(place.clone(), watched));
         }
-        let _reaper = (!keep.is_zero()).then(|| Reaper::start(self.services.exports.clone(), keep));
+        let _upload_cleaner =
+            (!keep.is_zero()).then(|| UploadCleaner::start(self.services.exports.clone(), keep));
         let drain = Duration::from_secs(self.config.drain_seconds.into());
-        accept_until(self.listener, guests, stop, drain, || place.drain()).await;
+        accept_until(self.listener, admission, stop, drain, || place.drain()).await;
         watching.shutdown().await;
-        keeper.end().await;
+        quota_saver.stop().await;
         tracing::info!("stopped");
     }
 }
 
-/// Looks whether a server could be made of a configuration, and makes nothing: folders, users,
-/// keys and certificates are there and can be read, and nobody is let in by accident.
+/// Checks a configuration without starting a server: folders, users, keys and certificates exist
+/// and are readable, and no client is admitted without authentication by mistake.
 pub fn check(config: &Config) -> Result<(), ServerError> {
     if config.exports.is_empty() {
         return Err(ConfigError::NoExports.into());
@@ -242,12 +257,12 @@ pub fn check(config: &Config) -> Result<(), ServerError> {
         Acceptor::with_authority(&identity, authority.as_ref(), Policy::default())?;
         authority
     };
-    let policy = Keyring::new(config, Vec::new()).policy(&Policy::default())?;
+    let policy = CredentialFiles::new(config, Vec::new()).policy(&Policy::default())?;
     let has_keys = policy.has_keys() || authority.is_some();
     Ok(check_listen(&config.listen, has_keys, config.insecure_no_auth)?)
 }
 
-/// Looks whether the address for those who watch could be had now, where it must be had.
+/// Checks that the address of metrics can be bound, where it was set.
 pub async fn check_metrics(metrics: &Metrics) -> Result<(), ServerError> {
     if metrics.is_asked_for() {
         Page::bind(metrics).await?;
@@ -255,7 +270,7 @@ pub async fn check_metrics(metrics: &Metrics) -> Result<(), ServerError> {
     Ok(())
 }
 
-/// Who the server is, and who vouches for clients by their certificates.
+/// The server's certificate, and the authority that signs client certificates.
 fn certificates(config: &Config) -> Result<(ServerIdentity, Option<Authority>), ControlError> {
     let given = |path: &PathBuf| (!path.as_os_str().is_empty()).then(|| path.clone());
     let Tls { cert, key, .. } = &config.tls;
@@ -273,7 +288,7 @@ fn certificates(config: &Config) -> Result<(ServerIdentity, Option<Authority>), 
     Ok((identity, authority(config)?))
 }
 
-/// Who vouches for clients, if that is configured.
+/// The authority that signs client certificates, if one is configured.
 fn authority(config: &Config) -> Result<Option<Authority>, ControlError> {
     let path = &config.tls.client_ca;
     (!path.as_os_str().is_empty()).then(|| Authority::load(path)).transpose()
@@ -285,8 +300,8 @@ const BACKLOG: u32 = 1024;
 /// What all sessions of a server with this configuration share.
 pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Services, ServerError> {
     let written = match config.exports.iter().any(Export::has_quota) {
-        true => Counts::load(&config.state_dir())?,
-        false => Counts::default(),
+        true => QuotaUsage::load(&config.state_dir())?,
+        false => QuotaUsage::default(),
     };
     let exports = open_exports(&config.exports, &written).map_err(ServerError::Export)?;
     let cache = if config.cache.enabled {
@@ -304,21 +319,24 @@ pub(crate) fn share(config: &Config, options: ServerOptions) -> Result<Services,
     Ok(Services {
         exports,
         written,
-        hashing: Arc::new(Hashing::new(cache)),
-        shares: Shares::new(&config.limits, verbatim_files::limit::raise_open_files()),
+        hashing: Arc::new(WindowDigests::new(cache)),
+        shares: ServerLimits::new(&config.limits, verbatim_files::limit::raise_open_files()),
         surveys: Default::default(),
         bare: Default::default(),
         workers,
         device_workers: config.device_worker_count(),
-        joins: Joins::default(),
+        joins: Tickets::default(),
         locks: Default::default(),
         // Without them owners keep their numbers.
         accounts: verbatim_files::accounts::Accounts::read().unwrap_or_default(),
         next_link: AtomicU64::new(0),
         sim: options.sim,
         rdma,
-        observatory: Observatory::new(options.root.unwrap_or_else(|| "/".into())),
-        paces: Paces::new(config.limits.client_mb_per_second, config.limits.name_mb_per_second),
+        observatory: ServerStats::new(options.root.unwrap_or_else(|| "/".into())),
+        paces: RateLimits::new(
+            config.limits.client_mb_per_second,
+            config.limits.name_mb_per_second,
+        ),
         links_max: config.limits.links_per_session_max as u16,
         idle: Duration::from_secs(config.limits.idle_seconds.into()),
         hashed_walks: Arc::new(Semaphore::new(HASHED_WALKS_MAX)),

@@ -1,37 +1,37 @@
-//! Ranges of addresses, as people write them: `10.0.0.0/8`, `fd00::/8`, or one
-//! address. IPv4 is held as IPv6 does it (::ffff:0:0/96), which is also how RoCE
-//! writes it in a GID, so one rule fits both. Pure; exports are configured in it.
+//! Ranges of addresses in CIDR notation: `10.0.0.0/8`, `fd00::/8`, or one address. IPv4 is
+//! stored as IPv4-mapped IPv6 (::ffff:0:0/96), as RoCE writes it in a GID, so one rule matches
+//! both. Pure; the access rules of exports are written in it.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
-/// All addresses that begin with the same bits.
+/// A network in CIDR notation: all addresses with the same prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
-pub struct Range {
+pub struct CidrRange {
     network: u128,
     bits: u8,
 }
 
-impl Range {
+impl CidrRange {
     /// Whether an IP address is in it.
-    pub fn has(&self, address: IpAddr) -> bool {
-        self.has_bits(mapped(address))
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.contains_bits(mapped(address))
     }
 
     /// Whether the address of an RDMA port is in it.
-    pub fn has_gid(&self, gid: &[u8; 16]) -> bool {
-        self.has_bits(u128::from_be_bytes(*gid))
+    pub fn contains_gid(&self, gid: &[u8; 16]) -> bool {
+        self.contains_bits(u128::from_be_bytes(*gid))
     }
 
-    fn has_bits(&self, address: u128) -> bool {
+    fn contains_bits(&self, address: u128) -> bool {
         address & mask(self.bits) == self.network
     }
 }
 
-impl FromStr for Range {
+impl FromStr for CidrRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -42,9 +42,9 @@ impl FromStr for Range {
             None => (text, None),
         };
         let address: IpAddr = address.parse().map_err(|_| none())?;
-        let (most, before) = if address.is_ipv4() { (32, V4_BITS) } else { (128, 0) };
-        let bits = bits.unwrap_or(most);
-        if bits > most {
+        let (bits_max, before) = if address.is_ipv4() { (32, V4_PREFIX_BITS) } else { (128, 0) };
+        let bits = bits.unwrap_or(bits_max);
+        if bits > bits_max {
             return Err(none());
         }
         let (range, whole) = (before + bits, mapped(address));
@@ -55,23 +55,25 @@ impl FromStr for Range {
     }
 }
 
-impl fmt::Display for Range {
+impl fmt::Display for CidrRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let address = Ipv6Addr::from(self.network);
         match address.to_ipv4_mapped() {
-            Some(address) if self.bits >= V4_BITS => write!(f, "{address}/{}", self.bits - V4_BITS),
+            Some(address) if self.bits >= V4_PREFIX_BITS => {
+                write!(f, "{address}/{}", self.bits - V4_PREFIX_BITS)
+            }
             _ => write!(f, "{address}/{}", self.bits),
         }
     }
 }
 
-impl From<Range> for String {
-    fn from(range: Range) -> Self {
+impl From<CidrRange> for String {
+    fn from(range: CidrRange) -> Self {
         range.to_string()
     }
 }
 
-impl TryFrom<String> for Range {
+impl TryFrom<String> for CidrRange {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -87,19 +89,19 @@ fn mapped(address: IpAddr) -> u128 {
 }
 
 fn mask(bits: u8) -> u128 {
-    // Shifting by all of them is not defined.
+    // A shift by 128 bits would overflow.
     if bits == 0 { 0 } else { u128::MAX << (128 - u32::from(bits)) }
 }
 
-/// How many bits come before an IPv4 address in IPv6.
-const V4_BITS: u8 = 96;
+/// The length of the prefix ::ffff:0:0 before an IPv4 address.
+const V4_PREFIX_BITS: u8 = 96;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn has(range: &str, address: &str) -> bool {
-        range.parse::<Range>().unwrap().has(address.parse().unwrap())
+        range.parse::<CidrRange>().unwrap().contains(address.parse().unwrap())
     }
 
     #[test]
@@ -116,18 +118,18 @@ mod tests {
     fn a_socket_of_both_kinds_and_a_gid_show_the_same_address() {
         assert!(has("10.0.0.0/8", "::ffff:10.0.0.1"));
         let gid = "::ffff:10.0.0.1".parse::<Ipv6Addr>().unwrap().octets();
-        assert!("10.0.0.0/24".parse::<Range>().unwrap().has_gid(&gid));
-        assert!(!"10.0.1.0/24".parse::<Range>().unwrap().has_gid(&gid));
+        assert!("10.0.0.0/24".parse::<CidrRange>().unwrap().contains_gid(&gid));
+        assert!(!"10.0.1.0/24".parse::<CidrRange>().unwrap().contains_gid(&gid));
     }
 
     #[test]
     fn ranges_are_written_as_they_are_read() {
         for text in ["10.0.0.0/8", "10.0.0.7/32", "fd00::/8", "::/0", "0.0.0.0/0"] {
-            assert_eq!(text.parse::<Range>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<CidrRange>().unwrap().to_string(), text);
         }
         for bad in ["", "10.0.0.0/33", "10.0.0", "host/8", "fe80::/129", "10.0.0.0/"] {
-            assert!(bad.parse::<Range>().unwrap_err().contains("no range"), "{bad}");
+            assert!(bad.parse::<CidrRange>().unwrap_err().contains("no range"), "{bad}");
         }
-        assert!("10.0.0.1/8".parse::<Range>().unwrap_err().contains("more bits"));
+        assert!("10.0.0.1/8".parse::<CidrRange>().unwrap_err().contains("more bits"));
     }
 }

@@ -1,21 +1,21 @@
-//! Spans of time as people write and read them: `30d`, `12h`. Pure; flags and
-//! lists use it.
+//! Durations as users write and read them: `30d`, `12h`. Pure; flags and token lists use
+//! it.
 
-/// Reads a span as seconds: a number with s, m, h, d or w behind it.
+/// Parses a duration into seconds: a number followed by s, m, h, d or w.
 pub fn parse(text: &str) -> Result<u64, String> {
-    let none = || format!("{text:?} is no time; write 90m, 12h or 30d");
-    let unit = text.chars().next_back().ok_or_else(none)?;
-    let (_, seconds) = UNITS.iter().find(|(letter, _)| *letter == unit).ok_or_else(none)?;
+    let invalid = || format!("{text:?} is no time; write 90m, 12h or 30d");
+    let unit = text.chars().next_back().ok_or_else(invalid)?;
+    let (_, seconds) = UNITS.iter().find(|(letter, _)| *letter == unit).ok_or_else(invalid)?;
     let digits = &text[..text.len() - unit.len_utf8()];
     let count: u64 = match digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        true => digits.parse().map_err(|_| none())?,
-        false => return Err(none()),
+        true => digits.parse().map_err(|_| invalid())?,
+        false => return Err(invalid()),
     };
-    let span = count.checked_mul(*seconds).filter(|span| (1..=SPAN_MAX).contains(span));
+    let span = count.checked_mul(*seconds).filter(|span| (1..=SECONDS_MAX).contains(span));
     span.ok_or_else(|| format!("{text:?} is not between a second and a hundred years"))
 }
 
-/// Writes seconds as a person would, in the two largest units: `29d 23h`.
+/// Formats seconds in the two largest units: `29d 23h`.
 pub fn show(seconds: u64) -> String {
     let mut left = seconds;
     let mut parts = Vec::new();
@@ -33,8 +33,8 @@ pub fn show(seconds: u64) -> String {
 const UNITS: [(char, u64); 5] =
     [('s', 1), ('m', 60), ('h', 3600), ('d', 24 * 3600), ('w', 7 * 24 * 3600)];
 
-/// The longest span: a hundred years.
-const SPAN_MAX: u64 = 100 * 366 * 24 * 3600;
+/// The longest duration: a hundred years.
+const SECONDS_MAX: u64 = 100 * 366 * 24 * 3600;
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,9 @@
-//! What can be wrong with a configuration, an export or a user, each with a hint. The
-//! other files of `config` return it, and so does the sandbox. Prints nothing.
+//! Errors of the configuration, of an export and of a user, each with a hint. The other files
+//! of `config` return it, and so does the sandbox. Prints nothing.
 
 use std::path::PathBuf;
 
-/// What is wrong with a configuration or with an export.
+/// An error in a configuration or an export.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -88,8 +88,8 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// Says that the process cannot become this user.
-    pub(crate) fn cannot_be(user: &str, why: &str) -> Self {
+    /// The error of a process that cannot become this user.
+    pub(crate) fn cannot_run_as(user: &str, why: &str) -> Self {
         let why = why.to_owned();
         Self::User { user: user.to_owned(), why }
     }

@@ -1,11 +1,10 @@
-//! Exports: the folders a server offers, each under a name and with a mode, and
-//! with rules for whom uploads belong to. It owns the command-line form `[NAME=]PATH[:ro|:rw]` and the rules for
-//! names, and checks that what is exported is there. It never opens a file
-//! below an export and never resolves a client's path. The configuration and
-//! the binary call it once, at start.
+//! Exports in the configuration: a folder, its name, its mode, its access rules and the owner
+//! of uploads. Owns the command-line form `[NAME=]PATH[:ro|:rw]` and the rules for names, and
+//! checks that each path is a folder. It never opens a file below an export and never resolves a
+//! client's path. The configuration and the binary call it once, at start.
 
 use crate::config::ConfigError;
-use crate::config::cidr::Range;
+use crate::config::cidr::CidrRange;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -28,17 +27,17 @@ pub struct Export {
     /// What clients may do in it.
     #[serde(default)]
     pub mode: Mode,
-    /// Whom uploads belong to.
+    /// The owner of uploaded files.
     #[serde(default)]
     pub owner: Owner,
-    /// Whether what claims to be root's goes to another user.
-    #[serde(default = "yes")]
+    /// Whether files that a client gives to root go to another user.
+    #[serde(default = "default_true")]
     pub root_squash: bool,
     /// That user.
-    #[serde(default = "nobody")]
+    #[serde(default = "nobody_id")]
     pub squash_uid: u32,
     /// Its group.
-    #[serde(default = "nobody")]
+    #[serde(default = "nobody_id")]
     pub squash_gid: u32,
     /// Whether setuid, setgid and sticky bits may arrive.
     #[serde(default)]
@@ -54,10 +53,10 @@ pub struct Export {
     pub certificates: Vec<String>,
     /// The addresses of clients that may use it; empty is all.
     #[serde(default)]
-    pub addresses: Vec<Range>,
+    pub addresses: Vec<CidrRange>,
     /// The addresses of RDMA ports that data may move to; empty is all.
     #[serde(default)]
-    pub gids: Vec<Range>,
+    pub gids: Vec<CidrRange>,
     /// Whether lists leave it out.
     #[serde(default)]
     pub hidden: bool,
@@ -65,7 +64,7 @@ pub struct Export {
     #[serde(default)]
     pub encryption: Encryption,
     /// Whether file systems that are mounted in it are part of it.
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     pub cross_mounts: bool,
     /// What clients may write into it, in MiB; 0 is no limit.
     #[serde(default)]
@@ -81,12 +80,12 @@ const QUOTA_MB_MAX: u64 = 1 << 40;
 /// The largest quota of files: more than any file system has.
 const QUOTA_FILES_MAX: u64 = 1 << 48;
 
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 
 /// The user whom systems call nobody, and its group.
-fn nobody() -> u32 {
+fn nobody_id() -> u32 {
     65534
 }
 
@@ -117,7 +116,7 @@ impl Export {
             },
             name => name.to_owned(),
         };
-        match fault_of_name(&name) {
+        match name_error(&name) {
             Some(why) => refuse(format!("its name {why}"), "choose a plain name, such as data"),
             None => Ok(Self {
                 name,
@@ -125,8 +124,8 @@ impl Export {
                 mode,
                 owner: Owner::Server,
                 root_squash: true,
-                squash_uid: nobody(),
-                squash_gid: nobody(),
+                squash_uid: nobody_id(),
+                squash_gid: nobody_id(),
                 allow_setuid: false,
                 allow_security_xattrs: false,
                 tokens: Vec::new(),
@@ -168,12 +167,12 @@ impl Export {
         Ok(Self { name, ..self })
     }
 
-    /// Whether it is bounded what may be written into it, or made in it.
+    /// Whether it has a quota of bytes or files.
     pub(crate) fn has_quota(&self) -> bool {
         self.quota_mb > 0 || self.quota_files > 0
     }
 
-    /// What of metadata may arrive in it. Only root can give files away.
+    /// Which metadata of uploads is applied. Only root can give files away.
     pub fn rules(&self) -> Rules {
         let user = Rules::of_user();
         Rules {
@@ -186,7 +185,7 @@ impl Export {
     }
 }
 
-/// Whom uploads belong to.
+/// The owner of uploaded files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Owner {
@@ -311,7 +310,7 @@ fn last_name(path: &Path) -> Option<String> {
     name.to_str().map(str::to_owned)
 }
 
-fn fault_of_name(name: &str) -> Option<String> {
+fn name_error(name: &str) -> Option<String> {
     if name.contains('/') {
         return Some("has a / in it".into());
     }

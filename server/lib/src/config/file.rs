@@ -1,6 +1,6 @@
-//! The file of the configuration: a regular file of a bounded size. The parent of
-//! `--reloadable` reads it with all its rights, so nothing else is opened in its place:
-//! a pipe would be waited for, and to open a device is to use it.
+//! Reads the configuration file: a regular file of bounded size. The parent of `--reloadable`
+//! reads it with all its privileges, so it opens nothing else: a read from a pipe would block,
+//! and opening a device may have an effect.
 
 use super::ConfigError;
 use std::io::Read;

@@ -1,8 +1,7 @@
-//! Configuration of rdma-serve: one TOML file, every key with a default and a
-//! range. It owns the keys, their checks and the errors about them; a key it
-//! does not know is an error, not a surprise. It never reads the command line
-//! and never touches what it names: the binary lays its flags over the public
-//! fields, then calls `Config::check`. Imports no other module of the server.
+//! Configuration of rdma-serve: one TOML file, every key with a default and a range. Owns the
+//! keys, their checks and their errors; an unknown key is an error. It never reads the command
+//! line and never opens the paths it contains: the binary overrides the public fields with its
+//! flags, then calls `Config::check`. Imports no other module of the server.
 
 pub mod cidr;
 pub mod duration;
@@ -39,13 +38,13 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The folder of keys and caches; empty stands for the default, see `state_dir`.
     pub state: PathBuf,
-    /// Whom the server becomes once its port is open; empty is whoever started it.
+    /// The user that the server becomes once its port is open; empty keeps the current one.
     pub user: String,
-    /// Whether it may still give files away then.
+    /// Whether it keeps the capability to change the owner of files.
     pub keep_chown: bool,
-    /// Whether files that are not exported are put out of reach, where the kernel can.
+    /// Whether Landlock denies access to files that are not exported, where the kernel supports it.
     pub landlock: bool,
-    /// Whether anybody who can connect is let in.
+    /// Whether clients are admitted without authentication.
     pub insecure_no_auth: bool,
     /// The public keys that are let in; empty stands for the default, see
     /// `authorized_keys_path`.
@@ -62,9 +61,9 @@ pub struct Config {
     pub rdma: Rdma,
     /// The digest cache.
     pub cache: Cache,
-    /// What becomes of uploads that were not finished.
+    /// How long unfinished uploads are kept.
     pub uploads: Uploads,
-    /// The port for those who watch.
+    /// The port of metrics and the status page.
     pub metrics: Metrics,
     /// What is logged, and how.
     pub log: Log,
@@ -240,9 +239,9 @@ fn check_values(table: &Table, origin: &str) -> Result<(), ConfigError> {
             _ => {}
         }
     }
-    for key in rdma::CHOICES {
+    for key in rdma::FIXED_CHOICE_KEYS {
         if let Some(value) = find(table, key)
-            && let Some(range) = rdma::refusal(key, value)
+            && let Some(range) = rdma::allowed_values(key, value)
         {
             return refuse(key, value, range.into());
         }
@@ -432,8 +431,9 @@ mod tests {
         let keys = keys_of(&default);
         let numbers = keys.iter().filter(|key| find(&default, key).is_some_and(Value::is_integer));
         let ranges = RANGES.len();
-        let chosen =
-            rdma::CHOICES.iter().filter(|key| find(&default, key).is_some_and(Value::is_integer));
+        let chosen = rdma::FIXED_CHOICE_KEYS
+            .iter()
+            .filter(|key| find(&default, key).is_some_and(Value::is_integer));
         assert_eq!(numbers.count(), ranges + chosen.count(), "a number has no range");
     }
 

@@ -1,5 +1,5 @@
-//! The numbers that keys of the configuration may have: one table, which loading
-//! checks against and from which messages and tests take their bounds.
+//! The ranges of numeric keys of the configuration: one table. Loading checks values against
+//! it, and messages and tests take their bounds from it.
 
 use std::ops::RangeInclusive;
 use verbatim_proto::units::LINKS_MAX;

@@ -1,7 +1,7 @@
-//! The `[rdma]` table of the configuration: which port is used, how its queue pairs
-//! are made, what one client and all of them may take. Nothing set means: choose.
-//! Every key has a default, a range and an effect; what one may not be, because it
-//! cannot work here, is refused with the reason. `configs/rdma-serve.toml` explains.
+//! The `[rdma]` table of the configuration: port, queue pair settings, and limits per client
+//! and in all. An unset key is chosen automatically. Every key has a default, a range and an
+//! effect; a value that cannot work is rejected with its reason. `configs/rdma-serve.toml`
+//! explains each key.
 
 use serde::{Deserialize, Serialize};
 use toml::Value;
@@ -35,9 +35,9 @@ pub struct Rdma {
     pub use_srq: bool,
     /// Whether workers sleep until an event comes, instead of polling for ever.
     pub use_event_channel: bool,
-    /// What files of one session are staged in where they cannot be registered, in MiB.
+    /// Staging memory of one session for files that cannot be registered, in MiB.
     pub send_buffer_mb: u32,
-    /// What uploads of one session land in, in MiB.
+    /// Memory that receives the uploads of one session, in MiB.
     pub recv_buffer_mb: u32,
     /// Queue pairs of one session.
     pub qps: u32,
@@ -84,11 +84,12 @@ impl Default for Rdma {
     }
 }
 
-/// The keys that have no range but a choice.
-pub(super) const CHOICES: [&str; 4] = ["rdma.mtu", "rdma.max_sge", "rdma.use_srq", "rdma.qp_type"];
+/// The keys with a list of allowed values in place of a range.
+pub(super) const FIXED_CHOICE_KEYS: [&str; 4] =
+    ["rdma.mtu", "rdma.max_sge", "rdma.use_srq", "rdma.qp_type"];
 
-/// What a key with a choice may be, and why; none where it is that.
-pub(super) fn refusal(key: &str, value: &Value) -> Option<&'static str> {
+/// The allowed values of such a key, and why; `None` if its value is one of them.
+pub(super) fn allowed_values(key: &str, value: &Value) -> Option<&'static str> {
     let (fits, choice) = match key {
         "rdma.mtu" => {
             let fits = value.as_integer().is_some_and(|size| MTUS.contains(&size));

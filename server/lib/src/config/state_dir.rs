@@ -1,16 +1,16 @@
-//! Where a server keeps what is its own when nobody says. Pure but for the one
-//! function that asks the environment; `Config` and `rdma-token` call it.
+//! The default state folder of a server. Pure but for the one function that reads the
+//! environment; `Config` and `rdma-token` call it.
 
 use super::User;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Where state is: as set, or where the user keeps it that the server becomes, or who runs it.
+/// The state folder: as set, or that of the configured user, or that of the current one.
 pub(super) fn of(set: &Path, user: &str) -> PathBuf {
     if !set.as_os_str().is_empty() {
         return set.to_owned();
     }
-    // Who is none is complained about by who becomes it.
+    // An unknown user is reported later, when the process becomes that user.
     let user = (!user.is_empty()).then(|| User::find(user).ok()).flatten();
     user.map_or_else(default_state_dir, |user| user.state_dir())
 }

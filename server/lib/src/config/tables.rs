@@ -1,5 +1,5 @@
-//! The tables of the configuration, each with its keys and their defaults. What
-//! each key means to a user is said in `configs/rdma-serve.toml`.
+//! The tables of the configuration, each with its keys and their defaults.
+//! `configs/rdma-serve.toml` explains each key to operators.
 
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -13,9 +13,9 @@ pub struct Limits {
     pub sessions_max: u32,
     /// Links of one session.
     pub links_per_session_max: u32,
-    /// How long a new connection may take to say who it is.
+    /// How long a new connection may take to authenticate.
     pub handshake_seconds: u32,
-    /// How many may begin to say so in a second; more wait.
+    /// Handshakes that may begin in a second; more wait.
     pub handshakes_per_second: u32,
     /// The same, from one address.
     pub handshakes_per_second_per_address: u32,
@@ -34,11 +34,11 @@ pub struct Limits {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tls {
-    /// What the server shows of itself; empty is a certificate it makes for itself.
+    /// The server's certificate; empty stands for a self-signed one.
     pub cert: PathBuf,
     /// The private key of that.
     pub key: PathBuf,
-    /// Who vouches for clients; empty is nobody.
+    /// The authority that signs client certificates; empty is none.
     pub client_ca: PathBuf,
 }
 
@@ -52,11 +52,11 @@ pub struct Cache {
     pub size_mb: u32,
 }
 
-/// What becomes of uploads that were not finished.
+/// How long unfinished uploads are kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Uploads {
-    /// How long what is there of them is kept; 0 stands for ever.
+    /// How long their partial files are kept; 0 stands for ever.
     pub keep_hours: u32,
 }
 
@@ -70,7 +70,7 @@ pub struct Log {
     pub format: String,
 }
 
-/// The port for those who watch.
+/// The port of metrics and the status page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Metrics {
@@ -81,14 +81,14 @@ pub struct Metrics {
     pub asked_for: bool,
 }
 
-/// What stands for no port at all.
+/// The value that disables the port.
 pub const METRICS_OFF: &str = "off";
 
-/// The port that is taken when nothing is said.
+/// The default address.
 const METRICS_LISTEN: &str = "127.0.0.1:9469";
 
 impl Metrics {
-    /// None at all.
+    /// Disables the port.
     pub fn off() -> Self {
         Self { listen: METRICS_OFF.into(), asked_for: false }
     }

@@ -1,5 +1,5 @@
-//! A user of this machine, as `/etc/passwd` and `/etc/group` have it. Owns how both are
-//! read. Changes no rights: the sandbox makes the process this user.
+//! A user of this machine, from `/etc/passwd` and `/etc/group`. Owns the parsing of both.
+//! Changes no privileges: the sandbox makes the process this user.
 
 use super::ConfigError;
 use std::path::PathBuf;
@@ -18,7 +18,8 @@ impl User {
     pub fn find(name: &str) -> Result<Self, ConfigError> {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let found = Self::parse(name, &read("/etc/passwd"), &read("/etc/group"));
-        found.ok_or_else(|| ConfigError::cannot_be(name, "there is no such user in /etc/passwd"))
+        found
+            .ok_or_else(|| ConfigError::cannot_run_as(name, "there is no such user in /etc/passwd"))
     }
 
     fn parse(name: &str, passwd: &str, group: &str) -> Option<Self> {

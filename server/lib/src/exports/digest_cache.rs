@@ -1,12 +1,11 @@
-//! Digest cache: a file is hashed once, and a restart keeps what was learnt.
-//! It owns one redb database and the one thread that writes to it. Its size is
-//! bounded, the oldest entries leave first. It never answers with a digest
-//! other than the one that was stored, and it is never an outage: a locked,
-//! corrupt or failing database is a warning, and then a cache in memory.
-//! The part of the server that hashes windows asks before and tells after;
-//! it alone decides which identities are old enough to be cached.
+//! Digest cache: a file is hashed once, and its digests survive a restart. Owns one redb
+//! database and the one thread that writes to it. Its size is bounded; the oldest entries are
+//! evicted first. It never returns a digest other than the stored one, and a locked, corrupt or
+//! failing database is never an outage: it logs a warning and caches in memory. `window_digests`
+//! reads it before hashing and writes to it after; it alone decides which identities are old
+//! enough to be cached.
 
-use crate::exports::digest_store::{self, Change, Store, contain};
+use crate::exports::digest_store::{self, Change, Store, catch_panic};
 use redb::Durability;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -21,7 +20,7 @@ use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
 
 /// Remembers the grain digests of windows of files, by the file's full identity.
 pub struct DigestCache {
-    shared: Arc<Shared>,
+    shared: Arc<CacheState>,
     /// `None` when the cache is off.
     writer: Option<(SyncSender<Command>, JoinHandle<()>)>,
 }
@@ -71,19 +70,19 @@ impl DigestCache {
     pub fn get(&self, key: &Identity, window: u64) -> Option<Vec<Digest>> {
         self.writer.as_ref()?;
         let found = self.shared.with_store(|store| store.read(key, window)).flatten()?;
-        self.was_at_hand();
+        self.count_hit();
         Some(found)
     }
 
     /// Counts a window whose digests were found: here, or at hand without looking here, which for
     /// whoever watches is a hit like others.
-    pub fn was_at_hand(&self) {
+    pub fn count_hit(&self) {
         self.shared.hits.fetch_add(1, Relaxed);
     }
 
     /// Counts a window that had to be hashed: whoever did not find it here may still have been
     /// told by somebody who was at it.
-    pub fn was_missing(&self) {
+    pub fn count_miss(&self) {
         if self.writer.is_some() {
             self.shared.misses.fetch_add(1, Relaxed);
         }
@@ -102,12 +101,12 @@ impl DigestCache {
 
     /// Removes all windows of an identity, queued ones included, and waits until it is done.
     pub fn forget(&self, key: &Identity) {
-        self.ask(Some(Change::Forget { key: *key }));
+        self.run_and_wait(Some(Change::Forget { key: *key }));
     }
 
     /// Waits until everything queued so far is stored and safe from a power cut.
     pub fn flush(&self) {
-        self.ask(None);
+        self.run_and_wait(None);
     }
 
     /// Stores what is queued and closes the database; dropping the cache does the same.
@@ -137,7 +136,7 @@ impl DigestCache {
     }
 
     fn start(store: Option<Store>) -> Self {
-        let shared = Arc::new(Shared { store: RwLock::new(store), ..Shared::default() });
+        let shared = Arc::new(CacheState { store: RwLock::new(store), ..CacheState::default() });
         // The bound may be smaller than last time.
         shared.apply(&[], Durability::Immediate);
         let (queue, commands) = sync_channel(QUEUE_MAX);
@@ -154,7 +153,7 @@ impl DigestCache {
         }
     }
 
-    fn ask(&self, change: Option<Change>) {
+    fn run_and_wait(&self, change: Option<Change>) {
         let Some((queue, _)) = &self.writer else { return };
         let (done, answer) = sync_channel(1);
         if queue.send(Command { change, done: Some(done) }).is_ok() {
@@ -170,7 +169,7 @@ impl Drop for DigestCache {
             let _ = thread.join();
         }
         let store = self.shared.store.write().unwrap_or_else(PoisonError::into_inner).take();
-        let _ = contain(|| {
+        let _ = catch_panic(|| {
             drop(store);
             Ok(())
         });
@@ -179,7 +178,7 @@ impl Drop for DigestCache {
 
 /// What callers and the writer thread have in common.
 #[derive(Default)]
-struct Shared {
+struct CacheState {
     store: RwLock<Option<Store>>,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -188,13 +187,13 @@ struct Shared {
     dropped: AtomicU64,
 }
 
-impl Shared {
+impl CacheState {
     /// Runs `work` on the store. A store that fails, or panics, is retired.
     fn with_store<T>(&self, work: impl FnOnce(&Store) -> Result<T, redb::Error>) -> Option<T> {
         let (error, failed) = {
             let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
             let store = store.as_ref()?;
-            match contain(|| work(store)) {
+            match catch_panic(|| work(store)) {
                 Ok(value) => return Some(value),
                 Err(error) => (error, store.path.clone()),
             }
@@ -206,11 +205,11 @@ impl Shared {
     /// Puts a cache in memory in the place of a store that failed, and none in the place of
     /// that one. A corrupt file is moved aside, so that the next start has a fresh one.
     fn retire(&self, failed: Option<PathBuf>, cause: &redb::Error) {
-        let mut place = self.store.write().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.store.write().unwrap_or_else(PoisonError::into_inner);
         // Another thread that met the same failure may have been here first.
-        let Some(old) = place.take_if(|store| store.path == failed) else { return };
+        let Some(old) = slot.take_if(|store| store.path == failed) else { return };
         let size_bytes = old.size_bytes;
-        let _ = contain(|| {
+        let _ = catch_panic(|| {
             drop(old);
             Ok(())
         });
@@ -220,7 +219,7 @@ impl Shared {
             Some(path) => {
                 warn!(path = %path.display(), %cause, "digest cache failed; using one in memory");
                 digest_store::move_aside(&path, cause);
-                *place = Store::in_memory(size_bytes);
+                *slot = Store::in_memory(size_bytes);
             }
             None => warn!(%cause, "digest cache in memory failed; going without"),
         }
@@ -248,7 +247,7 @@ struct Command {
 /// The one thread that writes: it gathers changes, because a commit for each window would
 /// cost more than hashing a small file.
 struct Writer {
-    shared: Arc<Shared>,
+    shared: Arc<CacheState>,
     commands: Receiver<Command>,
     /// Whether there are commits that a power cut would undo.
     is_dirty: bool,
@@ -414,7 +413,7 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let cache = DigestCache::open(dir.path(), SIZE_BYTES);
         assert_eq!(cache.get(&KEY, 0), None);
-        cache.was_missing();
+        cache.count_miss();
         cache.put(&KEY, 0, &digests(0, 64));
         cache.put(&KEY, 1, &digests(1, 1));
         cache.flush();

@@ -1,7 +1,7 @@
-//! The cache's database: rows of digests, the order they came in, and the
-//! books about both. It owns the row formats and every call into redb, checks
-//! each row it reads, and turns a panic of redb into an error. It never
-//! retries and starts no thread: `digest_cache` decides what a failure means.
+//! The database of the digest cache: rows of digests, their order of insertion, and totals of
+//! both. Owns the row formats and every call into redb, checks each row it reads, and turns a
+//! panic of redb into an error. It never retries and starts no thread: `digest_cache` decides
+//! how to handle a failure.
 
 use redb::backends::InMemoryBackend;
 use redb::{
@@ -64,7 +64,7 @@ impl Store {
     /// Makes an empty database in memory, with a bound of its own.
     pub(crate) fn in_memory(size_bytes: u64) -> Option<Self> {
         let size_bytes = size_bytes.min(MEMORY_BYTES_MAX);
-        let made = contain(|| {
+        let made = catch_panic(|| {
             let mut builder = Builder::new();
             builder.set_cache_size(MEMORY_CACHE_BYTES);
             let database = builder.create_with_backend(InMemoryBackend::new())?;
@@ -79,7 +79,7 @@ impl Store {
     /// Opens the file and checks all of it, if that takes less than seconds: redb trusts the
     /// pages it reads later on, and a broken pointer between them could lead it in circles.
     fn in_file(path: &Path, size_bytes: u64) -> Result<Self, redb::Error> {
-        contain(|| {
+        catch_panic(|| {
             if let Some(dir) = path.parent() {
                 std::fs::create_dir_all(dir)?;
             }
@@ -157,23 +157,23 @@ fn entries_of(database: &Database) -> Result<Entries, redb::Error> {
 struct Tables<'t> {
     entries: Table<'t, &'static RowKey, &'static [u8]>,
     order: Table<'t, u64, &'static RowKey>,
-    books: Table<'t, &'static str, &'static [u8]>,
+    metadata: Table<'t, &'static str, &'static [u8]>,
     totals: Totals,
 }
 
 impl<'t> Tables<'t> {
     fn open(transaction: &'t WriteTransaction) -> Result<Self, redb::Error> {
-        let books = transaction.open_table(BOOKS)?;
-        let totals = match books.get(TOTALS)? {
+        let metadata = transaction.open_table(METADATA)?;
+        let totals = match metadata.get(TOTALS)? {
             Some(row) => Totals::decode(row.value()).ok_or_else(|| damaged("bad books"))?,
             None => Totals::default(),
         };
         let entries = transaction.open_table(ENTRIES)?;
-        Ok(Self { entries, order: transaction.open_table(ORDER)?, books, totals })
+        Ok(Self { entries, order: transaction.open_table(ORDER)?, metadata, totals })
     }
 
     fn close(mut self) -> Result<Totals, redb::Error> {
-        self.books.insert(TOTALS, self.totals.encode().as_slice())?;
+        self.metadata.insert(TOTALS, self.totals.encode().as_slice())?;
         Ok(self.totals)
     }
 
@@ -295,7 +295,9 @@ fn stored_bytes(row: &[u8]) -> u64 {
 }
 
 /// Runs calls into redb, which may panic on pages that changed under it.
-pub(crate) fn contain<T>(work: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
+pub(crate) fn catch_panic<T>(
+    work: impl FnOnce() -> Result<T, redb::Error>,
+) -> Result<T, redb::Error> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason");
@@ -339,5 +341,5 @@ const MEMORY_CACHE_BYTES: usize = 1 << 20;
 
 const ENTRIES: TableDefinition<'_, &RowKey, &[u8]> = TableDefinition::new("entries");
 const ORDER: TableDefinition<'_, u64, &RowKey> = TableDefinition::new("order");
-const BOOKS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("books");
+const METADATA: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("books");
 const TOTALS: &str = "totals";

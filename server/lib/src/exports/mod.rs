@@ -1,6 +1,6 @@
-//! Exports at work: which of them a client sees and may change, what may be written into
-//! them, the digests of their files and what abandoned uploads left. Never talks to a
-//! client: sessions do. Imports the configuration; observe, net and session import it.
+//! Open exports: access control, write quotas, digests of their files, and the cleaning of
+//! abandoned uploads. Never talks to a client: sessions do. Imports the configuration; observe,
+//! net and session import it.
 
 pub(crate) mod acl;
 pub(crate) mod client_view;

@@ -1,13 +1,11 @@
-//! What clients may still write into an export, in bytes and in files: content is
-//! taken as it arrives, from every session, and never given back; what takes an inode
-//! is taken before it is made (`files::charge`), and given back only where it was not
-//! made, or was removed before it got its name. What is replaced or removed later stays
-//! counted.
-//! Owns that count, and the file in the state folder that keeps it over a restart:
-//! written once a second where it changed, and when the server stops, so a server that
-//! is killed forgets what was written in its last second. A file that cannot be read
-//! keeps the server from starting, and so does one that is cut short or damaged, which
-//! its first line tells: counted from nothing, a quota would be used twice.
+//! Quota of an export, in bytes and in files. Bytes are charged as they arrive, from every
+//! session, and never refunded. An inode is charged before it is created (`files::charge`), and
+//! refunded only if it was not created, or was removed before it got its final name. Replaced
+//! and removed files stay counted.
+//! Owns these counts and their file in the state folder, saved once a second if changed and when
+//! the server stops. A killed server forgets the writes of its last second. A server does not
+//! start with an unreadable, truncated or damaged file, which a checksum in its first line
+//! detects: counted from zero, a quota could be used twice.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -23,17 +21,17 @@ use verbatim_files::meta::{Kind, allowed};
 use verbatim_files::{Charge, Cost, Rules};
 use verbatim_proto::{Code, Digest, Fault, Meta};
 
-/// How often counts are written that changed.
-const SAVE_EVERY: Duration = Duration::from_secs(1);
+/// How often changed counts are saved.
+const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long writing them may take before somebody is told, and how long a server that stops waits.
+/// How long a save may take before an error is logged, and how long a stopping server waits.
 const SAVE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The quota of one export.
 #[derive(Debug)]
 pub(crate) struct Quota {
     export: String,
-    /// What may be taken; all there is of what has no limit.
+    /// The limits; the largest number where there is none.
     max: Cost,
     used: Mutex<Cost>,
 }
@@ -43,14 +41,14 @@ impl Quota {
         Self { export: export.into(), max, used: Mutex::new(used) }
     }
 
-    /// Whether this would fit now; nothing is taken.
+    /// Whether this would fit now; charges nothing.
     pub fn check(&self, cost: Cost) -> Result<(), Fault> {
         let used = *self.used();
-        self.with(used, cost).map(drop)
+        self.sum_within_max(used, cost).map(drop)
     }
 
-    /// What is used when this is taken as well. Nothing of a kind never is too much of it.
-    fn with(&self, used: Cost, more: Cost) -> Result<Cost, Fault> {
+    /// The usage after this charge. A charge of zero never exceeds a limit.
+    fn sum_within_max(&self, used: Cost, more: Cost) -> Result<Cost, Fault> {
         let (Self { export, max, .. }, sum) = (self, used.and(more));
         let why = if more.bytes > 0 && sum.bytes > max.bytes {
             let (left, bytes, max) = (left(max.bytes, used.bytes), more.bytes, max.bytes);
@@ -78,7 +76,7 @@ impl Quota {
 impl Charge for Quota {
     fn take(&self, cost: Cost) -> Result<(), Fault> {
         let mut used = self.used();
-        *used = self.with(*used, cost)?;
+        *used = self.sum_within_max(*used, cost)?;
         Ok(())
     }
 
@@ -92,20 +90,20 @@ fn left(max: u64, used: u64) -> u64 {
     max.saturating_sub(used)
 }
 
-/// About how many bytes of extended attributes these rules let be written, at most.
+/// The bytes of extended attributes that these rules allow, approximately.
 pub(crate) fn attribute_bytes(meta: &Meta, rules: &Rules) -> u64 {
-    let (kept, _) = allowed(meta, Kind::Folder, rules);
-    kept.xattrs.into_iter().map(|xattr| xattr.weight() as u64).sum()
+    let (saved, _) = allowed(meta, Kind::Folder, rules);
+    saved.xattrs.into_iter().map(|xattr| xattr.weight() as u64).sum()
 }
 
-/// Takes this many bytes where there is a quota.
+/// Charges bytes if there is a quota.
 pub(crate) fn take(quota: Option<&Arc<Quota>>, bytes: u64) -> Result<(), Fault> {
     quota.map_or(Ok(()), |quota| quota.take(Cost::of_bytes(bytes)))
 }
 
-/// What was written and made so far, by export, as it is kept.
+/// Quota usage by export, as saved in the state folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Counts {
+pub(crate) struct QuotaUsage {
     #[serde(default)]
     written_bytes: BTreeMap<String, u64>,
     /// Older servers did not count them.
@@ -113,8 +111,8 @@ pub(crate) struct Counts {
     made_files: BTreeMap<String, u64>,
 }
 
-impl Counts {
-    /// Reads what was kept; where there is no file nothing was written.
+impl QuotaUsage {
+    /// Reads the saved usage; a missing file means none.
     pub fn load(state_dir: &Path) -> Result<Self, ControlError> {
         let path = path(state_dir);
         let unusable = |cause: String| ControlError::Local {
@@ -123,20 +121,20 @@ impl Counts {
             hint: Some("make it readable, or remove it: quotas begin anew then".into()),
         };
         match std::fs::read_to_string(&path) {
-            Ok(text) => Self::unsealed(&text)
+            Ok(text) => Self::from_checked_text(&text)
                 .ok_or_else(|| unusable("it is not what rdma-serve wrote".into())),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(unusable(error.to_string())),
         }
     }
 
-    /// What was written into an export, and made in it, before this server began.
+    /// The usage of an export before this server started.
     pub fn of(&self, export: &str) -> Cost {
         let count = |counts: &BTreeMap<String, u64>| counts.get(export).copied().unwrap_or(0);
         Cost { bytes: count(&self.written_bytes), files: count(&self.made_files) }
     }
 
-    /// Takes the counts as they are now. Exports that are not there now keep theirs.
+    /// Updates the usage of these exports; others keep theirs.
     fn update<'a>(&mut self, quotas: impl Iterator<Item = &'a Arc<Quota>>) {
         for quota in quotas {
             let Cost { bytes, files } = *quota.used();
@@ -145,21 +143,21 @@ impl Counts {
         }
     }
 
-    /// The text that is kept: its digest first, so that no part of it passes for all of it.
-    fn sealed(&self) -> std::io::Result<String> {
+    /// The text of the file: a checksum first, so that a truncated file is detected.
+    fn to_checked_text(&self) -> std::io::Result<String> {
         let counts = toml::to_string(self).map_err(std::io::Error::other)?;
-        Ok(format!("{}\n{counts}", seal(&counts)))
+        Ok(format!("{}\n{counts}", checksum_line(&counts)))
     }
 
-    /// What such a text says, if it is whole.
-    fn unsealed(text: &str) -> Option<Self> {
+    /// Parses such a text; `None` if its checksum does not match.
+    fn from_checked_text(text: &str) -> Option<Self> {
         let (first, counts) = text.split_once('\n')?;
-        if first == seal(counts) { toml::from_str(counts).ok() } else { None }
+        if first == checksum_line(counts) { toml::from_str(counts).ok() } else { None }
     }
 
-    /// Writes them, all or nothing.
+    /// Saves them atomically.
     fn save(&self, state_dir: &Path) -> std::io::Result<()> {
-        let (path, text) = (path(state_dir), self.sealed()?);
+        let (path, text) = (path(state_dir), self.to_checked_text()?);
         let next = path.with_extension("next");
         let mut file = File::create(&next)?;
         file.write_all(text.as_bytes())?;
@@ -168,50 +166,50 @@ impl Counts {
     }
 }
 
-/// Keeps counts until it is ended, and once more then.
-pub(crate) struct Keeper {
-    end: oneshot::Sender<()>,
-    keeping: JoinHandle<()>,
+/// Saves quota usage until it is stopped, and once more then.
+pub(crate) struct QuotaSaver {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
 }
 
-impl Keeper {
-    /// Keeps counts that were `kept` like this. Needs a tokio runtime.
-    pub fn start(quotas: Vec<Arc<Quota>>, state_dir: PathBuf, kept: Counts) -> Self {
-        let (end, ended) = oneshot::channel();
-        let keeping = tokio::spawn(Keeping { quotas, state_dir, kept }.run(ended));
-        Self { end, keeping }
+impl QuotaSaver {
+    /// Keeps counts that were `saved` like this. Needs a tokio runtime.
+    pub fn start(quotas: Vec<Arc<Quota>>, state_dir: PathBuf, saved: QuotaUsage) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(SaveLoop { quotas, state_dir, saved }.run(stopped));
+        Self { stop, task }
     }
 
-    /// Writes them a last time, unless that takes too long.
-    pub async fn end(self) {
-        drop(self.end);
-        if tokio::time::timeout(SAVE_TIME_MAX, self.keeping).await.is_err() {
+    /// Saves a last time, unless that takes too long.
+    pub async fn stop(self) {
+        drop(self.stop);
+        if tokio::time::timeout(SAVE_TIME_MAX, self.task).await.is_err() {
             tracing::error!("the last counts of quotas are lost");
         }
     }
 }
 
-struct Keeping {
+struct SaveLoop {
     quotas: Vec<Arc<Quota>>,
     state_dir: PathBuf,
-    kept: Counts,
+    saved: QuotaUsage,
 }
 
-impl Keeping {
-    async fn run(mut self, mut ended: oneshot::Receiver<()>) {
+impl SaveLoop {
+    async fn run(mut self, mut stopped: oneshot::Receiver<()>) {
         let mut last = self.quotas.is_empty();
         while !last {
-            last = tokio::time::timeout(SAVE_EVERY, &mut ended).await.is_ok();
+            last = tokio::time::timeout(SAVE_INTERVAL, &mut stopped).await.is_ok();
             self.save().await;
         }
     }
 
-    /// Writes counts that changed, on a thread that may wait for the state folder. There is one
-    /// such write at a time, however long it takes.
+    /// Saves changed counts, on a thread that may block on the state folder. One save at a time,
+    /// however long it takes.
     async fn save(&mut self) {
-        let mut now = self.kept.clone();
+        let mut now = self.saved.clone();
         now.update(self.quotas.iter());
-        if now == self.kept {
+        if now == self.saved {
             return;
         }
         let (counts, state_dir) = (now.clone(), self.state_dir.clone());
@@ -223,14 +221,14 @@ impl Keeping {
             }
         };
         match saved.map_err(std::io::Error::other).flatten() {
-            Ok(()) => self.kept = now,
+            Ok(()) => self.saved = now,
             Err(error) => tracing::error!(%error, "quotas are not kept"),
         }
     }
 }
 
 /// The first line of a text with these counts.
-fn seal(counts: &str) -> String {
+fn checksum_line(counts: &str) -> String {
     format!("check = \"{}\"", Digest::of(counts.as_bytes()))
 }
 
@@ -283,38 +281,42 @@ mod tests {
     #[tokio::test]
     async fn what_was_written_is_known_to_the_next_server() {
         let dir = tempfile::tempdir().unwrap();
-        let kept = || Counts::load(dir.path()).unwrap();
+        let saved = || QuotaUsage::load(dir.path()).unwrap();
         let quota = quota(Cost::default());
-        let keeper = Keeper::start(vec![quota.clone()], dir.path().into(), kept());
+        let keeper = QuotaSaver::start(vec![quota.clone()], dir.path().into(), saved());
         quota.take(cost(60, 5)).unwrap();
-        keeper.end().await;
-        assert_eq!((kept().of("in"), kept().of("other")), (cost(60, 5), Cost::default()));
+        keeper.stop().await;
+        assert_eq!((saved().of("in"), saved().of("other")), (cost(60, 5), Cost::default()));
         // A quota that was lowered meanwhile leaves nothing, and forgets nothing.
         let lower = Arc::new(Quota::new("in", cost(50, 4), cost(60, 5)));
         assert!(lower.take(cost(1, 0)).is_err() && lower.take(Cost::default()).is_ok());
         assert!(lower.take(cost(0, 1)).is_err());
-        Keeper::start(vec![lower], dir.path().into(), kept()).end().await;
-        assert_eq!(kept().of("in"), cost(60, 5));
+        QuotaSaver::start(vec![lower], dir.path().into(), saved()).stop().await;
+        assert_eq!(saved().of("in"), cost(60, 5));
     }
 
     #[test]
     fn counts_of_a_server_that_counted_no_files_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let counts = "[written_bytes]\nin = 60\n";
-        std::fs::write(path(dir.path()), format!("{}\n{counts}", seal(counts))).unwrap();
-        assert_eq!(Counts::load(dir.path()).unwrap().of("in"), cost(60, 0));
+        std::fs::write(path(dir.path()), format!("{}\n{counts}", checksum_line(counts))).unwrap();
+        assert_eq!(QuotaUsage::load(dir.path()).unwrap().of("in"), cost(60, 0));
     }
 
     #[test]
     fn counts_that_cannot_be_read_are_not_taken_for_none() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(Counts::load(dir.path()).unwrap(), Counts::default(), "nothing was written");
+        assert_eq!(
+            QuotaUsage::load(dir.path()).unwrap(),
+            QuotaUsage::default(),
+            "nothing was written"
+        );
         std::fs::write(path(dir.path()), "nonsense").unwrap();
-        let broken = Counts::load(dir.path()).unwrap_err();
+        let broken = QuotaUsage::load(dir.path()).unwrap_err();
         assert!(broken.to_string().contains("quotas.toml"), "{broken}");
         std::fs::remove_file(path(dir.path())).unwrap();
         std::fs::create_dir(path(dir.path())).unwrap();
-        let unreadable = Counts::load(dir.path()).unwrap_err();
+        let unreadable = QuotaUsage::load(dir.path()).unwrap_err();
         assert!(unreadable.to_string().contains("Is a directory"), "{unreadable}");
         assert!(unreadable.hint().unwrap().contains("remove it"));
     }
@@ -324,13 +326,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let written_bytes = [("in".to_owned(), 1234), ("up".to_owned(), 7)].into();
         let made_files = [("in".to_owned(), 56), ("up".to_owned(), 0)].into();
-        let counts = Counts { written_bytes, made_files };
+        let counts = QuotaUsage { written_bytes, made_files };
         counts.save(dir.path()).unwrap();
-        assert_eq!(Counts::load(dir.path()).unwrap(), counts);
+        assert_eq!(QuotaUsage::load(dir.path()).unwrap(), counts);
         let whole = std::fs::read(path(dir.path())).unwrap();
         let refuse = |bytes: &[u8], what: &str| {
             std::fs::write(path(dir.path()), bytes).unwrap();
-            assert!(Counts::load(dir.path()).is_err(), "believed, {what}");
+            assert!(QuotaUsage::load(dir.path()).is_err(), "believed, {what}");
         };
         for len in 0..whole.len() {
             refuse(&whole[..len], &format!("cut at {len}"));
@@ -349,20 +351,20 @@ mod tests {
         let pipe = path(dir.path()).with_extension("next");
         let kind = rustix::fs::FileType::Fifo;
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, 0o600.into(), 0).unwrap();
-        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let reader = std::thread::spawn(move || {
-            let _ = ended.recv_timeout(SAVE_TIME_MAX);
+            let _ = stopped.recv_timeout(SAVE_TIME_MAX);
             std::fs::read(pipe)
         });
         let quota = quota(Cost::default());
         quota.take(cost(60, 1)).unwrap();
         let (quotas, state_dir) = (vec![quota], dir.path().to_owned());
-        let mut keeping = Keeping { quotas, state_dir, kept: Counts::default() };
+        let mut task = SaveLoop { quotas, state_dir, saved: QuotaUsage::default() };
         let begin = std::time::Instant::now();
-        let saved = tokio::time::timeout(Duration::from_millis(20), keeping.save()).await;
+        let saved = tokio::time::timeout(Duration::from_millis(20), task.save()).await;
         let at_once = begin.elapsed() < SAVE_TIME_MAX;
         assert!(saved.is_err() && at_once, "it held the runtime until somebody read");
-        drop(end);
+        drop(stop);
         reader.join().unwrap().unwrap();
     }
 }

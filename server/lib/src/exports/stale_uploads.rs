@@ -1,7 +1,7 @@
-//! Removes what abandoned uploads left in writable exports: looks at them when
-//! the server starts and once a day, slowly, on a thread of the blocking pool.
-//! What a session holds, what is young and what is not ours is left alone; that
-//! is decided in `files::reap`. Ends with its handle.
+//! Removes leftovers of abandoned uploads from writable exports: when the server starts, then
+//! once a day, throttled, on a thread of the blocking pool. `files::reap` spares files that a
+//! session holds, that are young, or that Verbatim did not create. Stops when its handle is
+//! dropped.
 
 use crate::config::export::Mode;
 use crate::exports::open::{ExportFolder, Exports};
@@ -13,22 +13,22 @@ use verbatim_files::Walk;
 use verbatim_files::reap::{Reaped, is_leftover, reap};
 use verbatim_proto::{Fault, WirePath};
 
-/// How often exports are looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(24 * 3600);
+/// How often exports are cleaned.
+const CLEAN_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 
-/// After this many entries it rests, so that a large export does not keep a disk busy.
-const ENTRIES_AT_ONCE: usize = 500;
+/// Entries between two pauses, so that a large export does not keep a disk busy.
+const ENTRIES_PER_BURST: usize = 500;
 
-/// How long it rests.
+/// The length of a pause.
 const REST: Duration = Duration::from_millis(5);
 
-/// A running reaper; dropping it ends it.
-pub(crate) struct Reaper {
+/// The running cleaner; dropping it stops it.
+pub(crate) struct UploadCleaner {
     stop: Arc<AtomicBool>,
     task: JoinHandle<()>,
 }
 
-impl Reaper {
+impl UploadCleaner {
     /// Starts to look in these exports for what nobody wrote to for `keep`.
     pub fn start(exports: Exports, keep: Duration) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
@@ -37,29 +37,29 @@ impl Reaper {
         let task = tokio::spawn(async move {
             loop {
                 let (exports, stopped) = (exports.clone(), stopped.clone());
-                let look = move || look_at_all(&exports, keep, &stopped);
-                if tokio::task::spawn_blocking(look).await.is_err() {
+                let clean = move || clean_all(&exports, keep, &stopped);
+                if tokio::task::spawn_blocking(clean).await.is_err() {
                     tracing::error!("looking for leftovers of uploads failed");
                 }
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(CLEAN_INTERVAL).await;
             }
         });
         Self { stop, task }
     }
 }
 
-impl Drop for Reaper {
+impl Drop for UploadCleaner {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         self.task.abort();
     }
 }
 
-fn look_at_all(exports: &Exports, keep: Duration, stop: &AtomicBool) {
+fn clean_all(exports: &Exports, keep: Duration, stop: &AtomicBool) {
     for (name, export) in exports {
         if export.mode == Mode::ReadWrite {
             let name = String::from_utf8_lossy(name);
-            if let Err(fault) = look_at(&name, export, keep, stop) {
+            if let Err(fault) = clean_export(&name, export, keep, stop) {
                 tracing::warn!(export = %name, cause = %fault, "leftovers not looked for");
             }
         }
@@ -67,7 +67,7 @@ fn look_at_all(exports: &Exports, keep: Duration, stop: &AtomicBool) {
 }
 
 /// Walks one export; memory grows with its depth only.
-fn look_at(
+fn clean_export(
     name: &str,
     export: &ExportFolder,
     keep: Duration,
@@ -79,10 +79,10 @@ fn look_at(
         if stop.load(Ordering::Relaxed) {
             return Ok(());
         }
-        if count % ENTRIES_AT_ONCE == ENTRIES_AT_ONCE - 1 {
+        if count % ENTRIES_PER_BURST == ENTRIES_PER_BURST - 1 {
             std::thread::sleep(REST);
         }
-        // What cannot be looked at is not ours, or will be seen tomorrow.
+        // An unreadable entry is not a leftover, or is retried tomorrow.
         let Ok(entry) = entry else { continue };
         if !entry.path.name().is_some_and(is_leftover) {
             continue;

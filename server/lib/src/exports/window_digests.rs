@@ -1,8 +1,7 @@
-//! The digests of windows, hashed once however many clients ask at a time: who
-//! comes first hashes, the others wait for him, and all who come later find it in
-//! a short memory in front of the digest cache. Owns the cache. It never answers
-//! for an identity that may hide a later write. Called by jobs of sessions, which
-//! may block.
+//! The digests of windows, hashed once however many clients request them: the first request
+//! hashes, concurrent ones wait for it, and later ones find the digests in a bounded table in
+//! front of the digest cache. Owns the cache. It never answers for an identity that may hide a
+//! later write. Called by jobs of sessions, which may block.
 
 use crate::exports::digest_cache::DigestCache;
 use std::collections::{HashMap, VecDeque};
@@ -12,8 +11,8 @@ use verbatim_files::{Identity, Source};
 use verbatim_proto::units::{GRAIN_BYTES, WINDOW_BYTES};
 use verbatim_proto::{Digest, Extent, Fault};
 
-/// Windows whose digests stay in memory: what was put into the cache is there a little later.
-const KNOWN_MAX: usize = 1024;
+/// Windows whose digests stay in memory: the cache stores them with a delay.
+const KNOWN_WINDOWS_MAX: usize = 1024;
 
 /// The longest wait for another session's hashing; then it is done here as well.
 const WAIT_MAX: Duration = Duration::from_secs(20);
@@ -21,28 +20,28 @@ const WAIT_MAX: Duration = Duration::from_secs(20);
 /// A window of a file, by the file's identity.
 type Key = (Identity, u64);
 
-/// Knows the digests of windows, or finds them out.
-pub(crate) struct Hashing {
+/// Returns the digests of windows, from memory, from the cache, or by hashing.
+pub(crate) struct WindowDigests {
     cache: DigestCache,
-    book: Mutex<Book>,
+    table: Mutex<DigestTable>,
     ended: Condvar,
 }
 
 #[derive(Default)]
-struct Book {
-    windows: HashMap<Key, Entry>,
+struct DigestTable {
+    windows: HashMap<Key, WindowEntry>,
     /// Those that are known, the oldest first.
     known: VecDeque<Key>,
     turns: u64,
 }
 
-enum Entry {
+enum WindowEntry {
     /// Somebody is at it, by the number of his turn: who waited in vain takes another.
-    Hashing(u64),
+    InProgress(u64),
     Known(Arc<[Digest]>),
 }
 
-impl Hashing {
+impl WindowDigests {
     /// The cache, for whoever asks what is in it.
     pub fn cache(&self) -> &DigestCache {
         &self.cache
@@ -50,7 +49,7 @@ impl Hashing {
 
     /// Asks this cache first.
     pub fn new(cache: DigestCache) -> Self {
-        Self { cache, book: Mutex::default(), ended: Condvar::new() }
+        Self { cache, table: Mutex::default(), ended: Condvar::new() }
     }
 
     /// The digests of a range that lies in one window of the file. Ranges that are whole cells of
@@ -76,7 +75,7 @@ impl Hashing {
             false => match self.find(identity, window) {
                 Some(digests) => digests,
                 None => {
-                    self.cache.was_missing();
+                    self.cache.count_miss();
                     return source.hash(extent);
                 }
             },
@@ -90,13 +89,14 @@ impl Hashing {
         Ok(known[first..first + count].to_vec())
     }
 
-    /// Forgets what is known of a file.
+    /// Drops the digests of a file.
     pub fn forget(&self, identity: &Identity) {
-        let mut book = self.book();
-        book.known.retain(|(known, _)| known != identity);
-        book.windows
-            .retain(|(known, _), entry| known != identity || matches!(entry, Entry::Hashing(_)));
-        drop(book);
+        let mut table = self.table();
+        table.known.retain(|(known, _)| known != identity);
+        table.windows.retain(|(known, _), entry| {
+            known != identity || matches!(entry, WindowEntry::InProgress(_))
+        });
+        drop(table);
         self.cache.forget(identity);
     }
 
@@ -108,33 +108,33 @@ impl Hashing {
             return Ok(digests);
         }
         let turn = match self.wait((*identity, window)) {
-            Waited::Known(digests) => {
+            WaitResult::Known(digests) => {
                 tracing::debug!(inode = identity.inode, window, "digests from the cache");
                 return Ok(digests);
             }
-            Waited::Ours(turn) => turn,
+            WaitResult::MustHash(turn) => turn,
         };
         tracing::debug!(inode = identity.inode, window, "window hashed");
-        self.cache.was_missing();
+        self.cache.count_miss();
         let offset = window * WINDOW_BYTES;
         let digests = source.hash(Extent::new(offset, WINDOW_BYTES.min(identity.size - offset)))?;
         // Only what did not change while it was hashed is worth keeping.
         if identity.now(source.file()).is_ok_and(|now| now == *identity) {
             self.cache.put(identity, window, &digests);
-            return Ok(turn.end(digests.into()));
+            return Ok(turn.publish(digests.into()));
         }
         Ok(digests.into())
     }
 
-    /// What is known of a window without hashing.
+    /// The digests of a window without hashing: from memory or from the cache.
     fn find(&self, identity: &Identity, window: u64) -> Option<Arc<[Digest]>> {
-        let at_hand = match self.book().windows.get(&(*identity, window)) {
-            Some(Entry::Known(digests)) => Some(digests.clone()),
+        let in_memory = match self.table().windows.get(&(*identity, window)) {
+            Some(WindowEntry::Known(digests)) => Some(digests.clone()),
             _ => None,
         };
-        let known = match at_hand {
+        let known = match in_memory {
             Some(digests) => {
-                self.cache.was_at_hand();
+                self.cache.count_hit();
                 digests
             }
             None => self.cache.get(identity, window)?.into(),
@@ -144,78 +144,79 @@ impl Hashing {
     }
 
     /// Waits while somebody else is at a window; then it is known, or this one's turn.
-    fn wait(&self, key: Key) -> Waited<'_> {
+    fn wait(&self, key: Key) -> WaitResult<'_> {
         self.wait_until(key, Instant::now() + WAIT_MAX)
     }
 
-    fn wait_until(&self, key: Key, until: Instant) -> Waited<'_> {
-        let mut book = self.book();
+    fn wait_until(&self, key: Key, until: Instant) -> WaitResult<'_> {
+        let mut table = self.table();
         loop {
-            match book.windows.get(&key) {
-                Some(Entry::Known(digests)) => {
-                    self.cache.was_at_hand();
-                    return Waited::Known(digests.clone());
+            match table.windows.get(&key) {
+                Some(WindowEntry::Known(digests)) => {
+                    self.cache.count_hit();
+                    return WaitResult::Known(digests.clone());
                 }
-                Some(Entry::Hashing(_)) if Instant::now() < until => {
+                Some(WindowEntry::InProgress(_)) if Instant::now() < until => {
                     let left = until.saturating_duration_since(Instant::now());
-                    let waited = self.ended.wait_timeout(book, left);
-                    book = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    let waited = self.ended.wait_timeout(table, left);
+                    table = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
-                Some(Entry::Hashing(_)) | None => {
-                    book.turns += 1;
-                    let number = book.turns;
-                    book.windows.insert(key, Entry::Hashing(number));
-                    return Waited::Ours(Turn { hashing: self, key, number });
+                Some(WindowEntry::InProgress(_)) | None => {
+                    table.turns += 1;
+                    let number = table.turns;
+                    table.windows.insert(key, WindowEntry::InProgress(number));
+                    return WaitResult::MustHash(HashTurn { digests: self, key, number });
                 }
             }
         }
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, DigestTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// How a wait ended.
-enum Waited<'h> {
+enum WaitResult<'h> {
     Known(Arc<[Digest]>),
-    Ours(Turn<'h>),
+    MustHash(HashTurn<'h>),
 }
 
-/// The right to hash a window. However it ends, those who wait are woken.
-struct Turn<'h> {
-    hashing: &'h Hashing,
+/// The right to hash a window. Dropping it wakes the waiting jobs.
+struct HashTurn<'h> {
+    digests: &'h WindowDigests,
     key: Key,
     number: u64,
 }
 
-impl Turn<'_> {
+impl HashTurn<'_> {
     /// Makes the digests known.
-    fn end(self, digests: Arc<[Digest]>) -> Arc<[Digest]> {
-        let mut book = self.hashing.book();
-        let before = book.windows.insert(self.key, Entry::Known(digests.clone()));
-        // Two had a turn where one took too long.
-        if !matches!(before, Some(Entry::Known(_))) {
-            book.known.push_back(self.key);
+    fn publish(self, digests: Arc<[Digest]>) -> Arc<[Digest]> {
+        let mut table = self.digests.table();
+        let before = table.windows.insert(self.key, WindowEntry::Known(digests.clone()));
+        // Two jobs hash the same window if the first took too long.
+        if !matches!(before, Some(WindowEntry::Known(_))) {
+            table.known.push_back(self.key);
         }
-        if book.known.len() > KNOWN_MAX
-            && let Some(oldest) = book.known.pop_front()
+        if table.known.len() > KNOWN_WINDOWS_MAX
+            && let Some(oldest) = table.known.pop_front()
         {
-            book.windows.remove(&oldest);
+            table.windows.remove(&oldest);
         }
         digests
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for HashTurn<'_> {
     fn drop(&mut self) {
-        let mut book = self.hashing.book();
-        // One that failed is left to the next who comes, unless he has come.
-        if matches!(book.windows.get(&self.key), Some(Entry::Hashing(of)) if *of == self.number) {
-            book.windows.remove(&self.key);
+        let mut table = self.digests.table();
+        // A failed turn is freed for the next job, unless that has begun already.
+        let entry = table.windows.get(&self.key);
+        if matches!(entry, Some(WindowEntry::InProgress(of)) if *of == self.number) {
+            table.windows.remove(&self.key);
         }
-        drop(book);
-        self.hashing.ended.notify_all();
+        drop(table);
+        self.digests.ended.notify_all();
     }
 }
 
@@ -252,9 +253,9 @@ mod tests {
     #[test]
     fn an_empty_file_has_the_digest_of_nothing() {
         let source = trusted(&tempfile::tempfile().expect("a file"));
-        let hashing = Hashing::new(DigestCache::disabled());
+        let digests = WindowDigests::new(DigestCache::disabled());
         for _ in 0..2 {
-            let told = hashing.digests(&source, Extent::new(0, 0), WINDOW_BYTES, false);
+            let told = digests.digests(&source, Extent::new(0, 0), WINDOW_BYTES, false);
             assert_eq!(told.expect("hashes"), [Digest::of(b"")]);
         }
     }
@@ -264,53 +265,53 @@ mod tests {
     #[test]
     fn a_window_is_hashed_by_one_and_known_to_all_in_cells_of_any_size() {
         let source = settled();
-        let hashing = Hashing::new(DigestCache::disabled());
+        let digests = WindowDigests::new(DigestCache::disabled());
         let cell = 2 * GRAIN_BYTES;
-        let turn = match hashing.wait((*source.identity(), 0)) {
-            Waited::Ours(turn) => turn,
-            Waited::Known(_) => panic!("nothing is known yet"),
+        let turn = match digests.wait((*source.identity(), 0)) {
+            WaitResult::MustHash(turn) => turn,
+            WaitResult::Known(_) => panic!("nothing is known yet"),
         };
         std::thread::scope(|scope| {
-            let ask = |at: u64| hashing.digests(&source, Extent::new(at, cell), cell, false);
+            let ask = |at: u64| digests.digests(&source, Extent::new(at, cell), cell, false);
             let waiting: Vec<_> = (0..8).map(|at| scope.spawn(move || ask(at * cell))).collect();
             // What they are told is what the one who hashes says: a mark that no bytes have.
             let marks: Vec<Digest> = (0..64).map(|grain| Digest([grain; 32])).collect();
-            turn.end(marks.into());
+            turn.publish(marks.into());
             for (at, answer) in waiting.into_iter().enumerate() {
                 let grain = (2 * at) as u8;
                 let expected = [Digest([grain; 32]), Digest([grain + 1; 32])];
                 assert_eq!(answer.join().expect("ends").expect("known"), expected);
             }
         });
-        let fresh = hashing.digests(&source, Extent::new(0, cell), cell, true).expect("hashes");
+        let fresh = digests.digests(&source, Extent::new(0, cell), cell, true).expect("hashes");
         assert_eq!(fresh, source.hash(Extent::new(0, cell)).expect("hashes"));
-        hashing.forget(source.identity());
-        let anew = hashing.digests(&source, Extent::new(0, cell), cell, false).expect("hashes");
+        digests.forget(source.identity());
+        let anew = digests.digests(&source, Extent::new(0, cell), cell, false).expect("hashes");
         assert_eq!(anew, fresh, "what was forgotten is not told again");
     }
 
     #[test]
     fn who_finds_a_window_in_the_cache_takes_no_turn_and_a_miss_is_who_hashes() {
         let (source, folder) = (settled(), tempfile::tempdir().expect("a folder"));
-        let hashing = Hashing::new(DigestCache::open(folder.path(), 1 << 20));
+        let digests = WindowDigests::new(DigestCache::open(folder.path(), 1 << 20));
         let ask = |window: u64| {
             let extent = Extent::new(window * WINDOW_BYTES, WINDOW_BYTES);
-            hashing.digests(&source, extent, WINDOW_BYTES, false).expect("known or hashed")
+            digests.digests(&source, extent, WINDOW_BYTES, false).expect("known or hashed")
         };
         let marks: Vec<Digest> = (0..64).map(|grain| Digest([grain; 32])).collect();
-        hashing.cache().put(source.identity(), 0, &marks);
-        hashing.cache().flush();
+        digests.cache().put(source.identity(), 0, &marks);
+        digests.cache().flush();
         assert_eq!(ask(0), marks);
-        assert_eq!(hashing.book().turns, 0, "nobody else would have had to wait");
+        assert_eq!(digests.table().turns, 0, "nobody else would have had to wait");
         assert_eq!(ask(1), ask(1));
-        let (stats, turns) = (hashing.cache().stats(), hashing.book().turns);
+        let (stats, turns) = (digests.cache().stats(), digests.table().turns);
         assert_eq!((stats.hits, stats.misses, turns), (2, 1, 1));
     }
 
     #[test]
     fn cells_of_a_window_have_the_digests_of_the_file() {
         let source = settled();
-        let hashing = Hashing::new(DigestCache::disabled());
+        let digests = WindowDigests::new(DigestCache::disabled());
         for (cell, offset, len) in [
             (WINDOW_BYTES, WINDOW_BYTES, WINDOW_BYTES),
             (GRAIN_BYTES, WINDOW_BYTES + GRAIN_BYTES, GRAIN_BYTES),
@@ -318,43 +319,45 @@ mod tests {
             (WINDOW_BYTES, 5 * GRAIN_BYTES, 2 * GRAIN_BYTES),
         ] {
             let extent = Extent::new(offset, len);
-            let told = hashing.digests(&source, extent, cell, false).expect("hashes");
+            let told = digests.digests(&source, extent, cell, false).expect("hashes");
             assert_eq!(told, source.hash(extent).expect("hashes"), "cell {cell} at {offset}");
         }
-        let known = hashing.book().windows.len();
+        let known = digests.table().windows.len();
         assert_eq!(known, 2, "a part that is no cell makes nothing known");
     }
 
     #[test]
     fn one_who_takes_too_long_neither_ends_nor_doubles_the_turn_of_the_next() {
-        let hashing = Hashing::new(DigestCache::disabled());
+        let digests = WindowDigests::new(DigestCache::disabled());
         let key = (*settled().identity(), 0);
-        let turn = |until| match hashing.wait_until(key, until) {
-            Waited::Ours(turn) => turn,
-            Waited::Known(_) => panic!("nothing is known yet"),
+        let turn = |until| match digests.wait_until(key, until) {
+            WaitResult::MustHash(turn) => turn,
+            WaitResult::Known(_) => panic!("nothing is known yet"),
         };
         let now = Instant::now();
         let (slow, slower, next) = (turn(now), turn(now), turn(now));
         drop(slow);
-        let entry = |book: &Book| matches!(book.windows.get(&key), Some(Entry::Hashing(_)));
-        assert!(entry(&hashing.book()), "the next one is still at it");
-        next.end(Arc::from([]));
-        slower.end(Arc::from([]));
-        let book = hashing.book();
-        assert_eq!((book.windows.len(), book.known.len()), (1, 1), "known once");
+        let entry = |table: &DigestTable| {
+            matches!(table.windows.get(&key), Some(WindowEntry::InProgress(_)))
+        };
+        assert!(entry(&digests.table()), "the next one is still at it");
+        next.publish(Arc::from([]));
+        slower.publish(Arc::from([]));
+        let table = digests.table();
+        assert_eq!((table.windows.len(), table.known.len()), (1, 1), "known once");
     }
 
     #[test]
     fn one_who_fails_leaves_the_turn_to_the_next() {
         let source = settled();
-        let hashing = Hashing::new(DigestCache::disabled());
+        let digests = WindowDigests::new(DigestCache::disabled());
         let key = (*source.identity(), 0);
-        let Waited::Ours(turn) = hashing.wait(key) else { panic!("nothing is known yet") };
+        let WaitResult::MustHash(turn) = digests.wait(key) else { panic!("nothing is known yet") };
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| matches!(hashing.wait(key), Waited::Ours(_)));
+            let next = scope.spawn(|| matches!(digests.wait(key), WaitResult::MustHash(_)));
             drop(turn);
             assert!(next.join().expect("ends"), "the next one waits for ever or knows too much");
         });
-        assert!(hashing.book().windows.is_empty(), "a turn that failed left something behind");
+        assert!(digests.table().windows.is_empty(), "a turn that failed left something behind");
     }
 }

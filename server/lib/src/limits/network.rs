@@ -1,15 +1,15 @@
-//! Which addresses count as one: limits are per network, so that a customer with many
-//! addresses of IPv6 counts once. Pure.
+//! Which addresses count as one client: an IPv4 address, or a /64 of IPv6, because one
+//! customer has many IPv6 addresses. Pure.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// What counts as one address: a network of IPv6 is one customer's.
+/// The address itself for IPv4, its /64 for IPv6: one customer has all of that.
 pub(crate) fn network_of(peer: IpAddr) -> IpAddr {
-    cut(peer, 64)
+    prefix_of(peer, 64)
 }
 
-/// The network of an address: an address of IPv4 itself, or so many bits of one of IPv6.
-pub(crate) fn cut(peer: IpAddr, bits: u32) -> IpAddr {
+/// The network of an address: an IPv4 address itself, or the first `bits` of an IPv6 address.
+pub(crate) fn prefix_of(peer: IpAddr, bits: u32) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V4(address) => address.into(),
         IpAddr::V6(address) => {

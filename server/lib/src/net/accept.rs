@@ -1,15 +1,14 @@
-//! Accept path: limits handshakes per address, tells clients from data connections by the
-//! first byte, authenticates clients, and hands both on, all of it before one deadline. A
-//! data connection whose secret came with it goes straight in. Knows no session: `Host`
-//! serves clients. Never accepts a connection itself and never stops the server: `server`
-//! does.
+//! Accept path: limits handshakes per address, tells control from data connections by the
+//! first byte, authenticates clients, and passes both on, all before one deadline. A data
+//! connection whose ticket has already arrived skips the limit. Knows no session: `Host` serves
+//! clients. Never calls accept(2) and never stops the server: `server` does.
 
 use crate::config::Limits;
-use crate::net::credentials_watch::Watch;
-use crate::net::data_tickets::{Arrived, Joined, Joins};
-use crate::net::handshake_limit::{Arrival, Doorstep};
-use crate::net::refusal_log::{Refusal, Refusals};
-use crate::observe::observatory::Observatory;
+use crate::net::credentials_watch::CredentialsWatch;
+use crate::net::data_tickets::{DataConnection, DataStream, Tickets};
+use crate::net::handshake_limit::{HandshakeLimit, PendingHandshake};
+use crate::net::refusal_log::{Refusal, RefusalLog};
+use crate::observe::server_stats::ServerStats;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -24,19 +23,19 @@ use verbatim_proto::Code;
 use verbatim_serve::EventPort;
 use verbatim_telemetry::labels::Entry;
 
-/// What is read of a connection that is sent away: more than a greeting of TLS.
-const FIRST_WORDS_BYTES: usize = 4096;
+/// Bytes read and discarded from a refused connection: more than a TLS ClientHello.
+const DISCARDED_BYTES: usize = 4096;
 
-/// How long a connection may be silent where the doorstep is crowded; elsewhere as long as it may
-/// take to prove who it is. Also how often it is looked whether it is crowded.
-const SILENCE_WHERE_CROWDED: Duration = Duration::from_secs(1);
+/// How long a connection may be silent while many are pending; otherwise until the handshake
+/// deadline. Also the interval of checks whether many are pending.
+const CROWDED_SILENCE_MAX: Duration = Duration::from_secs(1);
 
-/// Who came to the door.
-pub(crate) enum Caller {
-    /// A data connection, and the session that waits for it.
-    Expected(EventPort<Joined>, Joined),
-    /// Nobody knows yet.
-    Stranger(TcpStream, SocketAddr, Arrival),
+/// A connection that was just accepted.
+pub(crate) enum Incoming {
+    /// A data connection with a valid ticket, and the session that expects it.
+    Ticketed(EventPort<DataConnection>, DataConnection),
+    /// A connection that has not sent its first byte, or not yet a whole ticket.
+    Unidentified(TcpStream, SocketAddr, PendingHandshake),
 }
 
 /// A client that has authenticated.
@@ -47,12 +46,12 @@ pub(crate) struct Remote {
     pub local: Option<IpAddr>,
 }
 
-/// Serves what the accept path lets in.
+/// Serves the connections that the accept path admits.
 pub(crate) trait Host: Send + Sync {
-    /// The data connections that sessions expect.
-    fn tickets(&self) -> &Joins;
+    /// The tickets of data connections that sessions expect.
+    fn tickets(&self) -> &Tickets;
 
-    /// Serves a client until its session is over. The policy says whether it may stay.
+    /// Serves a client until its session ends, which a changed policy may cause.
     fn serve(
         &self,
         remote: Remote,
@@ -60,108 +59,109 @@ pub(crate) trait Host: Send + Sync {
         policies: &watch::Sender<Arc<Policy>>,
     ) -> impl Future<Output = ()> + Send;
 
-    /// Hears that a connection is over, other than one that brought its ticket at once.
-    fn left(&self);
+    /// Notes the end of a connection, other than one whose ticket came at once.
+    fn connection_closed(&self);
 }
 
-/// What it takes to receive a connection.
-pub(crate) struct Guests<H> {
+/// Admission control and authentication of accepted connections.
+pub(crate) struct Admission<H> {
     acceptor: Arc<Acceptor>,
-    keys: Watch,
+    credentials: CredentialsWatch,
     host: H,
-    observatory: Arc<Observatory>,
-    doorstep: Arc<Doorstep>,
-    refusals: Arc<Refusals>,
+    observatory: Arc<ServerStats>,
+    handshakes: Arc<HandshakeLimit>,
+    refusals: Arc<RefusalLog>,
     started: Instant,
     handshake: Duration,
 }
 
-impl<H: Host> Guests<H> {
-    /// Nobody is here yet.
+impl<H: Host> Admission<H> {
+    /// Makes an accept path without pending connections.
     pub fn new(
         limits: &Limits,
         acceptor: Arc<Acceptor>,
-        keys: Watch,
-        observatory: Arc<Observatory>,
-        refusals: Arc<Refusals>,
+        credentials: CredentialsWatch,
+        observatory: Arc<ServerStats>,
+        refusals: Arc<RefusalLog>,
         host: H,
     ) -> Arc<Self> {
-        let doorstep =
-            Doorstep::new(limits.handshakes_per_second, limits.handshakes_per_second_per_address);
+        let handshakes = HandshakeLimit::new(
+            limits.handshakes_per_second,
+            limits.handshakes_per_second_per_address,
+        );
         Arc::new(Self {
-            keys,
+            credentials,
             acceptor,
             host,
             observatory,
-            doorstep,
+            handshakes,
             refusals,
             started: Instant::now(),
             handshake: Duration::from_secs(limits.handshake_seconds.into()),
         })
     }
 
-    /// Looks who came. Who has not said whose it is takes room on the doorstep; if there is
-    /// none, nobody came.
-    pub fn arrive(&self, stream: TcpStream, peer: SocketAddr) -> Option<Caller> {
-        if let Some((link, session)) = self.host.tickets().glance(&stream) {
-            let arrived = Arrived::Plain(stream.into_std().ok()?);
-            return Some(Caller::Expected(session, Joined { link, arrived }));
+    /// Classifies a connection. One without a ticket counts as a pending handshake, and is refused
+    /// where the limit is reached.
+    pub fn admit(&self, stream: TcpStream, peer: SocketAddr) -> Option<Incoming> {
+        if let Some((link, session)) = self.host.tickets().peek_ticket(&stream) {
+            let stream = DataStream::Plain(stream.into_std().ok()?);
+            return Some(Incoming::Ticketed(session, DataConnection { link, stream }));
         }
-        match self.doorstep.arrive(peer.ip(), self.started.elapsed()) {
-            Ok(arrival) => Some(Caller::Stranger(stream, peer, arrival)),
+        match self.handshakes.admit(peer.ip(), self.started.elapsed()) {
+            Ok(pending) => Some(Incoming::Unidentified(stream, peer, pending)),
             Err(cause) => {
-                self.send_away(&stream, peer, cause);
+                self.refuse(&stream, peer, cause);
                 None
             }
         }
     }
 
-    /// Says that there is no room, here and to who came: as far as that costs nothing.
-    fn send_away(&self, stream: &TcpStream, peer: SocketAddr, cause: &str) {
+    /// Refuses a connection: logs it, and tells the peer without blocking.
+    fn refuse(&self, stream: &TcpStream, peer: SocketAddr, cause: &str) {
         self.observatory.counters.metrics.entered(Entry::Full);
-        if self.refusals.is_logged(Refusal::SentAway) {
+        if self.refusals.should_log(Refusal::NoRoom) {
             tracing::warn!(%peer, cause, "connection sent away");
             let text = format!("connection sent away: {cause}");
-            self.observatory.trouble(peer, Code::Limit, text);
+            self.observatory.report_error(peer, Code::Limit, text);
         }
-        // What it said is read: a connection that ends with something unread is cut at once, and
-        // what it was told is lost with it. By the system itself, because the runtime knows nothing
-        // yet of a connection that just came, and would do neither.
-        let _ = recv(stream, &mut [0; FIRST_WORDS_BYTES], RecvFlags::DONTWAIT);
+        // Closing a socket with unread bytes sends RST, and the peer loses the refusal: so read
+        // first. With system calls, because tokio reports no readiness yet for a new socket.
+        let _ = recv(stream, &mut [0; DISCARDED_BYTES], RecvFlags::DONTWAIT);
         let _ = send(stream, &SENT_AWAY, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
-    /// Serves who came until it is over.
-    pub async fn receive(&self, caller: Caller, stopping: watch::Receiver<bool>) {
-        match caller {
-            // A session that is over needs no link.
-            Caller::Expected(session, event) => session.send(event).await,
-            Caller::Stranger(stream, peer, arrival) => {
-                self.ask(stream, peer, stopping, arrival).await;
-                self.host.left();
+    /// Serves a connection until it ends.
+    pub async fn handle(&self, incoming: Incoming, stopping: watch::Receiver<bool>) {
+        match incoming {
+            // The send fails where the session has ended: it needs no link.
+            Incoming::Ticketed(session, event) => session.send(event).await,
+            Incoming::Unidentified(stream, peer, pending) => {
+                self.identify(stream, peer, stopping, pending).await;
+                self.host.connection_closed();
             }
         }
     }
 
-    /// Finds out what a connection is, and serves it until it is over. From accept to authenticated
-    /// there is one deadline, whatever the connection sends meanwhile.
-    async fn ask(
+    /// Tells a client from a data connection, and serves it until it ends. One deadline covers
+    /// everything from accept to authentication, whatever the peer sends meanwhile.
+    async fn identify(
         &self,
         stream: TcpStream,
         peer: SocketAddr,
         stopping: watch::Receiver<bool>,
-        mut arrival: Arrival,
+        mut pending: PendingHandshake,
     ) {
         let deadline = Instant::now() + self.handshake;
-        let Some(first) = self.first_byte(&stream, peer, &mut arrival, deadline).await else {
+        let Some(first) = self.first_byte(&stream, peer, &mut pending, deadline).await else {
             return;
         };
         if first == JOIN_MAGIC[0] {
-            let joined = timeout_at(deadline, self.join(stream, &arrival)).await;
-            drop(arrival);
+            let joined = timeout_at(deadline, self.accept_data(stream, &pending)).await;
+            drop(pending);
             match joined {
                 Ok(Some((session, event))) => session.send(event).await,
-                _ if self.refusals.is_logged(Refusal::NoSecret) => {
+                _ if self.refusals.should_log(Refusal::NoTicket) => {
                     tracing::warn!(%peer, "data connection without a valid secret");
                 }
                 _ => {}
@@ -172,25 +172,25 @@ impl<H: Host> Guests<H> {
             tracing::debug!(%peer, %error, "connection cannot be kept alive");
         }
         let local = stream.local_addr().map(|address| address.ip()).ok();
-        // The other half is for the handshake itself.
-        let Some(wait) = arrival.turn(self.started.elapsed(), self.handshake / 2) else {
-            return self.send_away(&stream, peer, "too many handshakes wait before it");
+        // The other half of the deadline is for the handshake itself.
+        let Some(wait) = pending.reserve(self.started.elapsed(), self.handshake / 2) else {
+            return self.refuse(&stream, peer, "too many handshakes wait before it");
         };
         tokio::time::sleep(wait).await;
         let accepted = timeout_at(deadline, self.acceptor.accept(stream)).await;
-        match accepted.unwrap_or_else(|_| Err(self.late())) {
+        match accepted.unwrap_or_else(|_| Err(self.timed_out())) {
             Ok(accepted) => {
-                drop(arrival);
+                drop(pending);
                 let remote = Remote { accepted, peer, local };
-                self.host.serve(remote, stopping, &self.keys.policies).await;
+                self.host.serve(remote, stopping, &self.credentials.policies).await;
             }
             Err(error) => {
-                let place = &self.observatory;
-                place.counters.metrics.entered(Entry::Refused);
-                if self.refusals.is_logged(Refusal::NotLetIn) {
+                let observatory = &self.observatory;
+                observatory.counters.metrics.entered(Entry::Refused);
+                if self.refusals.should_log(Refusal::NotAuthenticated) {
                     tracing::warn!(%peer, %error, "client not let in");
                     let text = format!("client not let in: {error}");
-                    place.trouble(peer, Code::NotAuthenticated, text);
+                    observatory.report_error(peer, Code::NotAuthenticated, text);
                 }
             }
         }
@@ -202,29 +202,29 @@ impl<H: Host> Guests<H> {
         &self,
         stream: &TcpStream,
         peer: SocketAddr,
-        arrival: &mut Arrival,
+        pending: &mut PendingHandshake,
         deadline: Instant,
     ) -> Option<u8> {
         let mut first = [0];
         let began = Instant::now();
         loop {
-            let look = deadline.min(Instant::now() + SILENCE_WHERE_CROWDED);
-            let heard = tokio::select! {
-                heard = timeout_at(look, stream.peek(&mut first)) => heard,
-                () = arrival.sent_away() => {
-                    self.send_away(stream, peer, "it was silent, and others came");
+            let next_check = deadline.min(Instant::now() + CROWDED_SILENCE_MAX);
+            let peeked = tokio::select! {
+                peeked = timeout_at(next_check, stream.peek(&mut first)) => peeked,
+                () = pending.evicted() => {
+                    self.refuse(stream, peer, "it was silent, and others came");
                     return None;
                 }
             };
-            match heard {
-                Ok(Ok(1)) if arrival.spoke() => return Some(first[0]),
-                // Its byte came just after it was evicted.
-                Ok(Ok(1)) => self.send_away(stream, peer, "it was silent, and others came"),
+            match peeked {
+                Ok(Ok(1)) if pending.mark_first_byte() => return Some(first[0]),
+                // Its first byte arrived just after its eviction.
+                Ok(Ok(1)) => self.refuse(stream, peer, "it was silent, and others came"),
                 Ok(_) => tracing::debug!(%peer, "connection said nothing"),
                 Err(_) if Instant::now() >= deadline => {
                     tracing::debug!(%peer, "connection said nothing in time");
                 }
-                Err(_) if self.doorstep.is_crowded() => {
+                Err(_) if self.handshakes.is_crowded() => {
                     let seconds = began.elapsed().as_secs();
                     tracing::debug!(%peer, seconds, "connection said nothing, and many wait");
                 }
@@ -234,42 +234,42 @@ impl<H: Host> Guests<H> {
         }
     }
 
-    /// Why a client that took too long is not let in.
-    fn late(&self) -> ControlError {
+    /// The error for a client that missed the handshake deadline.
+    fn timed_out(&self) -> ControlError {
         let what = "the client's greeting".into();
         ControlError::TimedOut { what, seconds: self.handshake.as_secs_f64() }
     }
 
-    /// Reads what a data connection begins with, and finds its session.
-    async fn join(
+    /// Reads the ticket of a data connection, and finds its session.
+    async fn accept_data(
         &self,
         mut stream: TcpStream,
-        arrival: &Arrival,
-    ) -> Option<(EventPort<Joined>, Joined)> {
+        pending: &PendingHandshake,
+    ) -> Option<(EventPort<DataConnection>, DataConnection)> {
         let mut magic = [0; JOIN_MAGIC.len()];
         stream.read_exact(&mut magic).await.ok()?;
-        let (secret, arrived) = match magic {
+        let (secret, stream) = match magic {
             JOIN_MAGIC => {
                 let mut secret = [0; SECRET_BYTES];
                 stream.read_exact(&mut secret).await.ok()?;
-                (secret, Arrived::Plain(stream.into_std().ok()?))
+                (secret, DataStream::Plain(stream.into_std().ok()?))
             }
             SEALED_MAGIC => {
-                // A handshake, and so it waits for its turn as those of clients do.
-                let wait = arrival.turn(self.started.elapsed(), self.handshake / 2)?;
+                // This costs a TLS handshake too, so it counts towards the same rate.
+                let wait = pending.reserve(self.started.elapsed(), self.handshake / 2)?;
                 tokio::time::sleep(wait).await;
                 let (sealed, secret) = self.acceptor.accept_data(stream).await.ok()?;
-                (secret, Arrived::Sealed(Box::new(sealed)))
+                (secret, DataStream::Sealed(Box::new(sealed)))
             }
             _ => return None,
         };
-        let sealed = matches!(arrived, Arrived::Sealed(_));
-        let (link, session) = self.host.tickets().take(&secret, sealed)?;
-        Some((session, Joined { link, arrived }))
+        let sealed = matches!(stream, DataStream::Sealed(_));
+        let (link, session) = self.host.tickets().redeem(&secret, sealed)?;
+        Some((session, DataConnection { link, stream }))
     }
 }
 
-/// Has the kernel notice a peer that is gone without a word.
+/// Enables TCP keepalive, so that the kernel detects a dead peer.
 fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
     use rustix::net::sockopt;
     stream.set_nodelay(true)?;

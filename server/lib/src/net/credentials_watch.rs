@@ -1,8 +1,7 @@
-//! Who may come in now: keys and tokens as their files say, looked at four times
-//! a second while the server runs. Owns the policy of the door and tells the
-//! sessions when it changes, so that a key that is taken away ends what runs
-//! under it. A file that cannot be read changes nothing and is complained about:
-//! a slip of an editor must not end everybody's work.
+//! Reloads authorized keys and tokens: polls their files four times a second while the
+//! server runs. Owns the authentication policy, and notifies sessions of changes, so that a
+//! revoked key ends the sessions that it began. An unreadable file is logged and changes
+//! nothing: an editing mistake must not disconnect all clients.
 
 use crate::config::Config;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,101 +15,101 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use verbatim_control::{Acceptor, AuthorizedKeys, ControlError, Policy, Token, TokenStore};
 
-/// How often the files are looked at. A change counts when it is seen twice the same, so that
-/// a file that is just being written is not taken for an empty one.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often the files are polled. A change counts when two polls see the same state, so that a
+/// half-written file is not read as an empty one.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long their file system may take before that is complained about.
-const LOOK_MAX: Duration = Duration::from_secs(10);
+/// How long their file system may take before an error is logged.
+const POLL_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// The files that say who may come in.
+/// The files of authorized keys and tokens.
 #[derive(Clone)]
-pub(crate) struct Keyring {
+pub(crate) struct CredentialFiles {
     authorized_keys: PathBuf,
     tokens: TokenStore,
-    /// Those that are in no file, and live as long as this process.
-    passing: Vec<Token>,
+    /// Tokens in no file, valid as long as this process lives.
+    ephemeral_tokens: Vec<Token>,
 }
 
-impl Keyring {
-    pub fn new(config: &Config, passing: Vec<Token>) -> Self {
+impl CredentialFiles {
+    pub fn new(config: &Config, ephemeral_tokens: Vec<Token>) -> Self {
         let tokens = TokenStore::in_dir(&config.state_dir());
-        Self { authorized_keys: config.authorized_keys_path(), tokens, passing }
+        Self { authorized_keys: config.authorized_keys_path(), tokens, ephemeral_tokens }
     }
 
     /// Reads the files into a policy that is otherwise like `base`.
     pub fn policy(&self, base: &Policy) -> Result<Policy, ControlError> {
         let authorized = AuthorizedKeys::load(&self.authorized_keys)?;
         let mut tokens = self.tokens.load()?;
-        self.passing.iter().for_each(|token| tokens.insert(token.clone()));
+        self.ephemeral_tokens.iter().for_each(|token| tokens.insert(token.clone()));
         Ok(Policy { authorized, tokens, ..base.clone() })
     }
 
-    fn stamps(&self) -> [Stamp; 2] {
-        [stamp(&self.authorized_keys), stamp(self.tokens.path())]
+    fn stamps(&self) -> [FileStamp; 2] {
+        [file_stamp(&self.authorized_keys), file_stamp(self.tokens.path())]
     }
 
-    /// Looks at the files from now on, for as long as the returned watch lives.
-    pub fn watch(self, acceptor: Arc<Acceptor>) -> Watch {
+    /// Polls the files until the returned watch is dropped.
+    pub fn watch(self, acceptor: Arc<Acceptor>) -> CredentialsWatch {
         let (policies, _) = watch::channel(acceptor.policy());
         let sender = policies.clone();
-        let (looks, mut looked) = mpsc::channel(1);
+        let (results, mut received) = mpsc::channel(1);
         let door = acceptor.clone();
-        // A thread of its own: those for files may all be at work for somebody whose key was just
-        // taken away, and a file system that does not answer keeps nobody else.
-        let looking = Builder::new().name("keys".into()).spawn(move || self.follow(&door, &looks));
-        if let Err(error) = looking {
+        // A thread of its own: a client whose key was just revoked may occupy all file threads, and
+        // a file system that does not answer must block no other work.
+        let thread = Builder::new().name("keys".into()).spawn(move || self.poll(&door, &results));
+        if let Err(error) = thread {
             tracing::error!(%error, "keys are not followed: those of now count until a restart");
         }
         let task = tokio::spawn(async move {
-            let mut complaint = String::new();
+            let mut last_error = String::new();
             loop {
-                let read = match timeout(LOOK_EVERY + LOOK_MAX, looked.recv()).await {
+                let read = match timeout(POLL_INTERVAL + POLL_TIME_MAX, received.recv()).await {
                     Ok(read) => read,
                     Err(_) => {
                         tracing::error!("keys not read: their files do not answer");
-                        looked.recv().await
+                        received.recv().await
                     }
                 };
                 let Some(read) = read else { return };
                 if let Some(read) = read {
-                    change(read, &acceptor, &sender, &mut complaint);
+                    apply(read, &acceptor, &sender, &mut last_error);
                 }
             }
         });
-        Watch { policies, task }
+        CredentialsWatch { policies, task }
     }
 
-    /// Looks at the files, and tells what it read, until nobody wants to know.
-    fn follow(self, acceptor: &Acceptor, looks: &mpsc::Sender<Option<Read>>) {
-        // What was read before may be older than what is there now: look once more.
+    /// Polls the files and sends each result, until the receiver is dropped.
+    fn poll(self, acceptor: &Acceptor, results: &mpsc::Sender<Option<LoadResult>>) {
+        // The files may have changed since the policy was first read: read them once more.
         let (mut known, mut last) = (None, None);
-        // Whoever took all other descriptors hides no key that was taken away from him.
+        // A client that exhausts the descriptors must not prevent the revocation of its key.
         let mut spare = None;
         loop {
             spare = spare.or_else(|| std::io::stdin().as_fd().try_clone_to_owned().ok());
-            std::thread::sleep(LOOK_EVERY);
-            let (now, read) = self.look(known, last, &acceptor.policy(), &mut spare);
-            // What could not be read may be the next time, and be no other.
+            std::thread::sleep(POLL_INTERVAL);
+            let (now, read) = self.poll_once(known, last, &acceptor.policy(), &mut spare);
+            // Retry after an error, even if the files stay the same.
             if let Some(read) = &read {
                 known = read.is_ok().then_some(now);
             }
             last = Some(now);
-            if looks.blocking_send(read).is_err() {
+            if results.blocking_send(read).is_err() {
                 return;
             }
         }
     }
 
-    /// Looks at the files, and reads them when they changed and are seen twice the same. They are
-    /// opened one after the other, in the place of the spare descriptor.
-    fn look(
+    /// Polls once, and reads the files if they changed and two polls saw the same state. Opens one
+    /// file at a time, with the spare descriptor.
+    fn poll_once(
         &self,
-        known: Option<[Stamp; 2]>,
-        last: Option<[Stamp; 2]>,
+        known: Option<[FileStamp; 2]>,
+        last: Option<[FileStamp; 2]>,
         base: &Policy,
         spare: &mut Option<OwnedFd>,
-    ) -> ([Stamp; 2], Option<Read>) {
+    ) -> ([FileStamp; 2], Option<LoadResult>) {
         let now = self.stamps();
         let changed = Some(now) != known && Some(now) == last;
         let read = changed.then(|| {
@@ -121,18 +120,18 @@ impl Keyring {
     }
 }
 
-/// What came of reading the files.
-type Read = Result<Policy, ControlError>;
+/// The policy read from the files, or why they could not be read.
+type LoadResult = Result<Policy, ControlError>;
 
-/// Lets in by what was read, if it is other than before. What is complained about is said once.
-fn change(
-    read: Read,
+/// Applies a changed policy; logs the same error once.
+fn apply(
+    read: LoadResult,
     acceptor: &Acceptor,
     sessions: &watch::Sender<Arc<Policy>>,
-    complaint: &mut String,
+    last_error: &mut String,
 ) {
     let before = acceptor.policy();
-    let said = std::mem::take(complaint);
+    let previous = std::mem::take(last_error);
     match read {
         Ok(policy) if policy.authorized == before.authorized && policy.tokens == before.tokens => {}
         Ok(policy) => {
@@ -143,8 +142,8 @@ fn change(
             tracing::info!(keys, tokens, "keys read");
         }
         Err(error) => {
-            *complaint = error.to_string();
-            if *complaint != said {
+            *last_error = error.to_string();
+            if *last_error != previous {
                 let hint = error.hint().unwrap_or_default();
                 tracing::error!(%error, hint, "keys not read: those of before count");
             }
@@ -152,23 +151,23 @@ fn change(
     }
 }
 
-/// A running look at the files; dropping it ends it.
-pub(crate) struct Watch {
-    /// What counts now.
+/// The running poll; dropping it ends it.
+pub(crate) struct CredentialsWatch {
+    /// The current policy.
     pub policies: watch::Sender<Arc<Policy>>,
     task: JoinHandle<()>,
 }
 
-impl Drop for Watch {
+impl Drop for CredentialsWatch {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-/// What changes when a file does; none for no file.
-type Stamp = Option<(u64, u64, i64, i64, i64, i64)>;
+/// Inode, size and times of a file; `None` for a missing file.
+type FileStamp = Option<(u64, u64, i64, i64, i64, i64)>;
 
-fn stamp(path: &Path) -> Stamp {
+fn file_stamp(path: &Path) -> FileStamp {
     let found = std::fs::metadata(path).ok()?;
     let (changed, written) = (found.ctime(), found.mtime());
     Some((found.ino(), found.size(), changed, found.ctime_nsec(), written, found.mtime_nsec()))

@@ -1,7 +1,7 @@
-//! The port of a server: how its address is taken before anybody listens there, the accept loop,
-//! and how it ends: draining, sessions may finish; after that they are cut off.
+//! The listening socket: binding before listening, the accept loop, and shutdown. While the
+//! server drains, sessions may finish; after the deadline they are cut off.
 
-use crate::net::accept::{Guests, Host};
+use crate::net::accept::{Admission, Host};
 use std::net::{SocketAddr, TcpStream};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// How a server ends.
+/// How a server shuts down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum ShutdownMode {
     /// Running transfers may finish, for as long as the configuration says.
-    Drained,
-    /// Sessions end; their clients may come back to another server.
-    AtOnce,
+    Drain,
+    /// Sessions end at once; their clients may reconnect to another server.
+    Immediate,
 }
 
-/// Takes an address without listening on it yet; one that a server had a moment ago is free.
-/// The binary does so while it is root, for ports that only root may have.
-pub fn take_port(address: SocketAddr) -> std::io::Result<TcpStream> {
+/// Binds a socket without listening on it yet, with SO_REUSEADDR. The binary calls it while it is
+/// root, for privileged ports.
+pub fn bind_port(address: SocketAddr) -> std::io::Result<TcpStream> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -33,25 +33,25 @@ pub fn take_port(address: SocketAddr) -> std::io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// Accepts connections and serves each, until `stop` says how to end; then waits for sessions as
-/// long as `drain`, unless they are to end at once, and cuts off those that are left.
+/// Accepts connections and serves each, until `stop` completes. Then waits for sessions for
+/// `drain`, unless the mode is immediate, and cuts off the remaining ones.
 pub(crate) async fn accept_until<H: Host + 'static>(
     listener: TcpListener,
-    guests: Arc<Guests<H>>,
-    mut stop: Pin<Box<dyn Future<Output = Ending> + Send + '_>>,
+    admission: Arc<Admission<H>>,
+    mut stop: Pin<Box<dyn Future<Output = ShutdownMode> + Send + '_>>,
     drain: Duration,
     draining: impl Fn(),
 ) {
     let (stopping, _) = watch::channel(false);
     let mut sessions = JoinSet::new();
     let mut ends = None;
-    // While it drains it still takes connections: a session may need another link, and a
-    // client that comes now is told why it is sent away.
+    // A draining server still accepts connections: a session may need another link, and a new
+    // client is told why it is refused.
     while ends.is_none() || !sessions.is_empty() {
         let end = ends.unwrap_or_else(Instant::now);
         let accepted = tokio::select! {
-            ending = &mut stop, if ends.is_none() => {
-                let drain = if ending == Ending::AtOnce { Duration::ZERO } else { drain };
+            mode = &mut stop, if ends.is_none() => {
+                let drain = if mode == ShutdownMode::Immediate { Duration::ZERO } else { drain };
                 stopping.send_replace(true);
                 draining();
                 ends = Some(Instant::now() + drain);
@@ -69,16 +69,16 @@ pub(crate) async fn accept_until<H: Host + 'static>(
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "connection not accepted");
-                // Out of descriptors, most likely: let some go first.
+                // Most likely EMFILE: wait for some descriptors to be closed.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             }
         };
-        let Some(caller) = guests.arrive(stream, peer) else { continue };
-        let (guests, stopping) = (guests.clone(), stopping.subscribe());
-        sessions.spawn(async move { guests.receive(caller, stopping).await });
+        let Some(incoming) = admission.admit(stream, peer) else { continue };
+        let (admission, stopping) = (admission.clone(), stopping.subscribe());
+        sessions.spawn(async move { admission.handle(incoming, stopping).await });
     }
-    // Another process may hold the port: nobody is to wait there for a server to come.
+    // A parent process may hold the socket open: without this, clients would wait in its backlog.
     let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
     drop(listener);
     sessions.shutdown().await;
@@ -91,8 +91,8 @@ mod tests {
 
     #[test]
     fn a_server_that_only_this_machine_reaches_paces_nothing() {
-        let usual = tcp_congestion(take_port(([0, 0, 0, 0], 0).into()).expect("a port"));
-        let here = tcp_congestion(take_port(([127, 0, 0, 1], 0).into()).expect("a port"));
+        let usual = tcp_congestion(bind_port(([0, 0, 0, 0], 0).into()).expect("a port"));
+        let here = tcp_congestion(bind_port(([127, 0, 0, 1], 0).into()).expect("a port"));
         let first = tcp_congestion(std::net::TcpListener::bind("0.0.0.0:0").expect("a port"));
         assert_eq!((usual, here), (first, Ok("reno".into())));
     }

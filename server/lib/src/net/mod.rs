@@ -1,6 +1,6 @@
-//! The way in: limits handshakes, authenticates clients, matches data connections to their
-//! sessions, and keeps up with changed credentials. Never moves a client's data. Stands
-//! above limits and observe, below the server.
+//! The accept path: limits handshakes, authenticates clients, matches data connections to their
+//! sessions, and reloads changed credentials. Never moves a client's data. Stands above limits
+//! and observe, below the server.
 
 pub(crate) mod accept;
 pub(crate) mod credentials_watch;

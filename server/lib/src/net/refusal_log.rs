@@ -1,7 +1,7 @@
-//! Log lines about refused connections: a flood of these must not fill the log, nor the
-//! list of troubles that the page shows. Of each kind the first `LINES_MAX` in `PERIOD`
-//! are logged one by one; of the rest one line says how many there were. Owns these
-//! counts. Never logs the refusal itself: the caller does, where it may.
+//! Rate limit on log lines about refused connections, so that a flood fills neither the log
+//! nor the list of errors on the status page. Of each kind the first `LINES_MAX` in `PERIOD` are
+//! logged singly; one summary line counts the rest. Owns these counts. Never logs the refusal
+//! itself: the caller does, where `should_log` allows it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,46 +9,46 @@ use std::time::Duration;
 /// Refusals of one kind that are logged one by one in a period.
 pub(crate) const LINES_MAX: u64 = 10;
 
-/// How long one period is: a summary comes as often at most.
+/// The length of a period: one summary line at most in each.
 const PERIOD: Duration = Duration::from_secs(5);
 
 /// Why a connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// There is no room for connections that have not said who they are.
-    SentAway,
-    /// It did not prove who it is.
-    NotLetIn,
-    /// It is a data connection without a valid secret.
-    NoSecret,
-    /// There is no room for its session.
-    NoSession,
+    /// Too many connections have not authenticated yet.
+    NoRoom,
+    /// The client did not authenticate.
+    NotAuthenticated,
+    /// A data connection without a valid ticket.
+    NoTicket,
+    /// No permit for another session.
+    SessionsFull,
 }
 
 const KINDS: [(Refusal, &str); 4] = [
-    (Refusal::SentAway, "sent away"),
-    (Refusal::NotLetIn, "not let in"),
-    (Refusal::NoSecret, "without a valid secret"),
-    (Refusal::NoSession, "without room for a session"),
+    (Refusal::NoRoom, "sent away"),
+    (Refusal::NotAuthenticated, "not let in"),
+    (Refusal::NoTicket, "without a valid secret"),
+    (Refusal::SessionsFull, "without room for a session"),
 ];
 
-/// How many were refused in this period, by kind.
+/// Refused connections in this period, by kind.
 #[derive(Default)]
-pub(crate) struct Refusals {
+pub(crate) struct RefusalLog {
     counts: Mutex<[u64; KINDS.len()]>,
 }
 
-impl Refusals {
-    /// Counts a refusal; whether it is to be logged by itself. Must be called inside the runtime.
-    pub fn is_logged(self: &Arc<Self>, kind: Refusal) -> bool {
+impl RefusalLog {
+    /// Counts a refusal; returns whether to log it singly. Must be called inside the runtime.
+    pub fn should_log(self: &Arc<Self>, kind: Refusal) -> bool {
         let mut counts = self.counts();
         let count = &mut counts[kind as usize];
         *count += 1;
         if *count == 1 {
-            let all = self.clone();
+            let log = self.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(PERIOD).await;
-                all.summarise(kind);
+                log.summarise(kind);
             });
         }
         *count <= LINES_MAX
@@ -75,14 +75,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_flood_is_logged_a_few_times_in_each_period_and_other_kinds_as_before() {
-        let refusals = Arc::new(Refusals::default());
+        let refusals = Arc::new(RefusalLog::default());
         let logged =
-            |kind, count: u64| (0..count).filter(|_| refusals.is_logged(kind)).count() as u64;
-        assert_eq!(logged(Refusal::SentAway, 50_000), LINES_MAX);
-        assert_eq!(logged(Refusal::NotLetIn, 3), 3, "another kind has lines of its own");
-        refusals.summarise(Refusal::SentAway);
+            |kind, count: u64| (0..count).filter(|_| refusals.should_log(kind)).count() as u64;
+        assert_eq!(logged(Refusal::NoRoom, 50_000), LINES_MAX);
+        assert_eq!(logged(Refusal::NotAuthenticated, 3), 3, "another kind has lines of its own");
+        refusals.summarise(Refusal::NoRoom);
         assert_eq!(*refusals.counts(), [0, 3, 0, 0], "its period is over");
-        assert_eq!(logged(Refusal::SentAway, 20), LINES_MAX);
+        assert_eq!(logged(Refusal::NoRoom, 20), LINES_MAX);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The metrics of a server and its last errors: what sessions and the accept path report
-//! to. Both are bounded, and reporting waits for nothing. Knows no session.
+//! The metrics of a server and its last errors, reported by sessions and the accept path. Both
+//! are bounded, and reporting never blocks. Knows no session.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -9,18 +9,18 @@ use verbatim_proto::{Class as FaultClass, Code, Fault};
 use verbatim_telemetry::labels::Class;
 use verbatim_telemetry::serve::ServeMetrics;
 
-/// Errors that are kept for people to read.
-pub(super) const TROUBLES_MAX: usize = 50;
+/// Errors kept for the status page.
+pub(super) const RECENT_ERRORS_MAX: usize = 50;
 
-/// What is counted, and the last errors.
+/// Metrics and the last errors.
 pub(crate) struct Counters {
     pub metrics: ServeMetrics,
-    pub(super) troubles: Mutex<VecDeque<Trouble>>,
+    pub(super) recent_errors: Mutex<VecDeque<RecentError>>,
 }
 
-/// Something that went wrong.
+/// An error as the status page shows it.
 #[derive(Clone, Debug)]
-pub(crate) struct Trouble {
+pub(crate) struct RecentError {
     pub at: SystemTime,
     pub text: String,
     pub hint: Option<String>,
@@ -29,20 +29,20 @@ pub(crate) struct Trouble {
 }
 
 impl Counters {
-    /// Nothing happened yet.
+    /// Zero counts and no errors.
     pub(super) fn new() -> Self {
         let metrics = ServeMetrics::new(env!("CARGO_PKG_VERSION"));
-        Self { metrics, troubles: Mutex::default() }
+        Self { metrics, recent_errors: Mutex::default() }
     }
 
-    /// Keeps an error, and counts it.
-    pub(super) fn keep(&self, peer: Option<SocketAddr>, session: Option<u64>, fault: &Fault) {
+    /// Counts an error, and keeps it for the status page.
+    pub(super) fn record(&self, peer: Option<SocketAddr>, session: Option<u64>, fault: &Fault) {
         self.count(fault);
         let hint = hint_of(fault.code).map(str::to_owned);
         let at = SystemTime::now();
-        let mut troubles = lock(&self.troubles);
-        troubles.truncate(TROUBLES_MAX - 1);
-        troubles.push_front(Trouble { at, text: fault.text.clone(), hint, peer, session });
+        let mut recent_errors = lock(&self.recent_errors);
+        recent_errors.truncate(RECENT_ERRORS_MAX - 1);
+        recent_errors.push_front(RecentError { at, text: fault.text.clone(), hint, peer, session });
     }
 
     pub(super) fn count(&self, fault: &Fault) {
@@ -68,7 +68,7 @@ fn class_of(class: FaultClass) -> Class {
     }
 }
 
-/// What whoever runs the server may do about a fault that a client was told.
+/// The hint for an operator about a fault that a client received.
 pub(crate) fn hint_of(code: Code) -> Option<&'static str> {
     Some(match code {
         Code::NotFound => "the client named what is not here; rdma-cp --list HOST:/ lists exports",

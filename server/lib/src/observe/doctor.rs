@@ -1,21 +1,20 @@
-//! The doctor's look at the server's own machine, once, when the server begins:
-//! what is degraded is logged, and kept for the status and the page, which tell
-//! nothing of hidden exports. On a thread of its own, with deadlines: a device that
-//! hangs must not keep clients waiting.
+//! Runs the RDMA doctor on the server's machine once, when the server starts. Degraded
+//! findings are logged, and kept for the status page, without those about hidden exports. Runs
+//! on a thread of its own with deadlines, so that a hung device does not delay clients.
 
 use crate::config::export::Export;
 use crate::observe::counters::lock;
-use crate::observe::observatory::{Observatory, Watched};
+use crate::observe::server_stats::{ServerStats, StatusSources};
 use std::path::PathBuf;
 use std::time::Duration;
 use verbatim_doctor::{Facts, Finding, Report, Severity};
 
-/// How long the counters of ports are watched.
+/// How long the counters of ports are sampled.
 const SAMPLE_TIME: Duration = Duration::from_secs(1);
 
-impl Observatory {
-    /// Looks, and says what is degraded. Where RDMA is switched off there is nothing to say.
-    pub(super) fn examine(&self, watched: &Watched, exports: &[Export]) {
+impl ServerStats {
+    /// Runs the doctor and logs degraded findings. Does nothing where RDMA is disabled.
+    pub(super) fn run_doctor(&self, watched: &StatusSources, exports: &[Export]) {
         if !watched.rails.enable {
             return;
         }
@@ -27,11 +26,11 @@ impl Observatory {
         let (shown, mut hidden) = (paths(false), paths(true));
         hidden.retain(|path| !shown.contains(path));
         let all = [shown, hidden.clone()].concat();
-        // The server has given up much that it has no need to read: that is no finding.
+        // The sandbox makes some files unreadable on purpose: that is no finding.
         let facts = Facts::read(&self.root, wish, all, SAMPLE_TIME).confined();
         let told = Report::new(facts.clone().without_exports(&hidden)).findings;
         let report = Report::new(facts);
-        // Without a device the server has said already that data moves over TCP.
+        // Without a device the server has already logged that it uses TCP.
         if !report.facts.machine.devices.is_empty() {
             let degraded = report.findings.iter().filter(|it| it.severity > Severity::Note);
             for Finding { check, about, is, should, fix, .. } in degraded {

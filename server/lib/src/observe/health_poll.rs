@@ -1,6 +1,6 @@
-//! What is looked at every few seconds on a thread of its own, because it may
-//! not answer: the file systems of exports, and the ports of RDMA devices.
-//! Whoever asks the server gets what the last look found.
+//! Polls the file systems of exports and the ports of RDMA devices every few seconds. On a
+//! thread of its own, because a file system may not answer. The status page and the metrics
+//! read the last report.
 
 use crate::exports::open::ExportFolder;
 use crate::rdma::rails::Rdma;
@@ -12,13 +12,13 @@ use verbatim_doctor::counters::{Port, read_ports};
 use verbatim_proto::Fault;
 use verbatim_telemetry::serve::ExportLevels;
 
-/// A look that is older than this means that a file system does not answer.
+/// A report older than this means that a file system does not answer.
 const STALE_AFTER: Duration = Duration::from_secs(30);
 
-/// What the last look found.
+/// The result of the last poll.
 #[derive(Clone)]
-pub struct Survey {
-    /// When it was looked; of a server that has not looked yet, when it began.
+pub struct HealthReport {
+    /// The time of the poll; before the first one, the start of the server.
     pub at: Instant,
     pub exports: Vec<ExportLevels>,
     /// Exports whose file system failed, and why.
@@ -26,22 +26,21 @@ pub struct Survey {
     pub ports: Vec<Port>,
 }
 
-impl Default for Survey {
-    /// Nothing is known yet; it will be soon.
+impl Default for HealthReport {
+    /// An empty report, dated now.
     fn default() -> Self {
         let (exports, failed, ports) = Default::default();
         Self { at: Instant::now(), exports, failed, ports }
     }
 }
 
-impl Survey {
-    /// Looks at exports, and at the ports that links may start from: others of the machine may be
-    /// down for good.
-    pub fn look(root: &Path, rdma: &Rdma, exports: &BTreeMap<Vec<u8>, Arc<ExportFolder>>) -> Self {
-        let mut survey = Self { ports: read_ports(root), ..Self::default() };
-        survey.ports.retain(|Port { levels, .. }| rdma.may_use(&levels.device, levels.port));
+impl HealthReport {
+    /// Polls exports, and the ports that links may use: other ports may be down on purpose.
+    pub fn poll(root: &Path, rdma: &Rdma, exports: &BTreeMap<Vec<u8>, Arc<ExportFolder>>) -> Self {
+        let mut health = Self { ports: read_ports(root), ..Self::default() };
+        health.ports.retain(|Port { levels, .. }| rdma.may_use(&levels.device, levels.port));
         for (name, export) in exports {
-            let hidden = export.gate.hidden;
+            let hidden = export.acl.hidden;
             let name = match hidden {
                 true => "(hidden)".to_owned(),
                 false => String::from_utf8_lossy(name).into_owned(),
@@ -51,20 +50,20 @@ impl Survey {
                 Ok(stat) => {
                     let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
                     let (free_bytes, size_bytes) = (bytes(stat.f_bavail), bytes(stat.f_blocks));
-                    survey.exports.push(ExportLevels { name, free_bytes, size_bytes });
+                    health.exports.push(ExportLevels { name, free_bytes, size_bytes });
                 }
                 Err(error) => {
                     let fault = Fault::from_io("cannot be looked at", &error.into());
-                    survey.failed.push((name, fault.text));
+                    health.failed.push((name, fault.text));
                 }
             }
         }
-        survey.at = Instant::now();
-        survey
+        health.at = Instant::now();
+        health
     }
 
-    /// Why clients would not be served, if they would not.
-    pub fn trouble(&self, now: Instant) -> Option<String> {
+    /// Why clients cannot be served; `None` if they can.
+    pub fn failure(&self, now: Instant) -> Option<String> {
         if let Some((name, why)) = self.failed.first() {
             return Some(format!("export {name}: {why}"));
         }
@@ -90,7 +89,7 @@ mod tests {
         }
         let seen = |toml: &str| -> Vec<(String, u8)> {
             let rdma = rails_of(&Config::from_toml(toml, "test").expect("good").rdma);
-            let ports = Survey::look(root.path(), &rdma, &BTreeMap::new()).ports;
+            let ports = HealthReport::poll(root.path(), &rdma, &BTreeMap::new()).ports;
             ports.into_iter().map(|it| (it.levels.device, it.levels.port)).collect()
         };
         let port = |device: &str, port| (device.to_owned(), port);
@@ -102,9 +101,9 @@ mod tests {
 
     #[test]
     fn a_file_system_that_never_answered_is_noticed() {
-        let survey = Survey::default();
-        assert_eq!(survey.trouble(survey.at + STALE_AFTER), None);
-        let late = survey.trouble(survey.at + 2 * STALE_AFTER);
+        let health = HealthReport::default();
+        assert_eq!(health.failure(health.at + STALE_AFTER), None);
+        let late = health.failure(health.at + 2 * STALE_AFTER);
         assert!(late.is_some_and(|text| text.contains("has not answered for 60 s")));
     }
 }

@@ -1,30 +1,31 @@
-//! What the server shows to people and machines that watch: five paths, all of them
-//! read. Knows no session and changes nothing; who answers, and to whom, is `Port`.
+//! The HTTP endpoints: status page, metrics, health, readiness and status as JSON, all
+//! read-only. Knows no session and changes nothing; `Port` accepts the connections and limits
+//! them.
 
 use crate::config::Metrics;
-use crate::observe::observatory::{Observatory, Watched};
+use crate::observe::server_stats::{ServerStats, StatusSources};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use verbatim_telemetry::port::{Answer, Port, PortError};
 use verbatim_telemetry::serve::CONTENT_TYPE;
 
-/// The page for people.
+/// The status page.
 const PAGE: &str = include_str!("page.html");
 
-/// What the page may do: run itself, and ask this server.
-const PAGE_MAY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+/// The Content-Security-Policy of the page: its own scripts, and requests to this server.
+const PAGE_CSP: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                         connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; \
                         frame-ancestors 'none'";
 
-/// What there is.
+/// The paths, for the answer to an unknown one.
 const PATHS: &str = "there are /, /metrics, /healthz, /readyz and /api/v1/status";
 
-/// The port, before it answers.
+/// The bound port of metrics and status page.
 pub(crate) struct Page(Port);
 
 impl Page {
-    /// Takes the address that the configuration says. A default that is taken is a warning,
-    /// because two servers on one machine work; one that was asked for is an error.
+    /// Binds the configured address. If the default address is in use, that is a warning, because
+    /// two servers may run on one machine; for an address that was set it is an error.
     pub async fn bind(metrics: &Metrics) -> Result<Option<Self>, PortError> {
         let Some(address) = metrics.address() else { return Ok(None) };
         match Port::bind(address).await {
@@ -38,25 +39,25 @@ impl Page {
         }
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     pub fn address(&self) -> SocketAddr {
         self.0.address()
     }
 
-    /// Answers for ever.
-    pub async fn serve(self, place: Arc<Observatory>, watched: Arc<Watched>) {
-        self.0.serve(PATHS, move |path| answer(path, &place, &watched)).await;
+    /// Serves requests for ever.
+    pub async fn serve(self, stats: Arc<ServerStats>, watched: Arc<StatusSources>) {
+        self.0.serve(PATHS, move |path| answer(path, &stats, &watched)).await;
     }
 }
 
-fn answer(path: &str, place: &Observatory, watched: &Watched) -> Option<Answer> {
+fn answer(path: &str, stats: &ServerStats, watched: &StatusSources) -> Option<Answer> {
     Some(match path {
-        "/" => Answer::page(PAGE, PAGE_MAY),
-        "/metrics" => Answer::new(CONTENT_TYPE, place.metrics_text(watched)),
+        "/" => Answer::page(PAGE, PAGE_CSP),
+        "/metrics" => Answer::new(CONTENT_TYPE, stats.metrics_text(watched)),
         "/healthz" => Answer::well(None),
-        "/readyz" => Answer::well(place.unready()),
+        "/readyz" => Answer::well(stats.not_ready_reason()),
         "/api/v1/status" => {
-            let status = serde_json::to_vec(&place.status(watched)).expect("a status is JSON");
+            let status = serde_json::to_vec(&stats.status(watched)).expect("a status is JSON");
             Answer::new("application/json", status)
         }
         _ => return None,

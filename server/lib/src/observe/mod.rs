@@ -1,12 +1,11 @@
-//! What people see of a running server: who is in, what moves, what went wrong. Sessions
-//! and the accept path report to it. Nothing here changes what the server does, and nothing
-//! here waits.
+//! Metrics, status and last errors of a running server. Sessions and the accept path report to
+//! it. It never changes the server's behaviour and never blocks a caller.
 
 pub(crate) mod counters;
 mod doctor;
 mod health_poll;
 mod history;
 pub(crate) mod http;
-pub(crate) mod observatory;
+pub(crate) mod server_stats;
 pub(crate) mod session_stats;
 mod status;

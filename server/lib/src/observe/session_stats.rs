@@ -1,10 +1,9 @@
-//! One session as people see it: who, since when, over what, how much, and the
-//! larger files under way. The session, its jobs and the workers that store its
-//! chunks tell it what happens; each call is a few atomic additions. It goes
-//! when the last of them lets go of it. Of a session that uses a hidden export
-//! neither files nor errors are shown: those are logged.
+//! Statistics of one session: client, age, transport, bytes, and the larger files in
+//! transfer. The session, its jobs and the workers that store its chunks report here; each call
+//! is a few atomic additions. Leaves the table when its last reference is dropped. After the
+//! session has used a hidden export, its files and errors are logged and no longer shown.
 
-use crate::limits::fair_pool::Taker;
+use crate::limits::fair_pool::PoolShare;
 use crate::observe::counters::{Counters, hint_of, lock};
 use crate::rdma::registrations::SessionDomain;
 use std::collections::{BTreeMap, HashMap};
@@ -20,29 +19,29 @@ use verbatim_telemetry::labels::{
     Direction, Fallback, Operation, Outcome, Spared, Step, Transport, Verdict,
 };
 
-/// Files of a session that are shown.
-const FILES_MAX: usize = 64;
+/// The maximum of files shown for a session.
+const SHOWN_FILES_MAX: usize = 64;
 
-/// Files from this size on are shown; smaller ones are over before anybody looks.
-const FILE_BYTES_MIN: u64 = 4 << 20;
+/// Files from this size on are shown; smaller ones finish between two refreshes.
+const SHOWN_FILE_BYTES_MIN: u64 = 4 << 20;
 
-/// Who a session is of.
-pub(crate) struct Guest {
+/// The identity of a session and its client.
+pub(crate) struct SessionInfo {
     pub id: u64,
     pub request: String,
     pub peer: SocketAddr,
     pub who: String,
     pub agent: String,
     pub domain: Arc<SessionDomain>,
-    /// Turns true when its files and errors are for nobody else.
-    pub discreet: Arc<AtomicBool>,
+    /// Turns true when the client names a hidden export: its files and errors are no longer shown.
+    pub used_hidden: Arc<AtomicBool>,
 }
 
-/// The sessions that are in, by number. Each leaves as it is dropped.
-pub(crate) type Views = Mutex<BTreeMap<u64, Weak<View>>>;
+/// The live sessions by number. Each is removed when it is dropped.
+pub(crate) type SessionTable = Mutex<BTreeMap<u64, Weak<SessionStats>>>;
 
-/// A session, as it is shown.
-pub(crate) struct View {
+/// Statistics of one session.
+pub(crate) struct SessionStats {
     pub id: u64,
     /// What the client calls the session in its log.
     pub request: String,
@@ -54,35 +53,39 @@ pub(crate) struct View {
     pub domain: Arc<SessionDomain>,
     pub began: Instant,
     pub moved: [AtomicU64; 2],
-    /// Bytes of its uploads that did not have to move.
+    /// Bytes of its uploads that needed no transfer.
     pub spared: AtomicU64,
-    /// Queue pairs that are being ended.
+    /// Queue pairs that are shutting down.
     pub ending: AtomicU64,
     /// Upload slots.
     pub slots: AtomicU64,
-    /// What it has of the memory for clients.
-    memory: OnceLock<Arc<Taker>>,
-    pub files: Mutex<HashMap<(Direction, FileId), Moving>>,
+    /// Its share of the memory budget.
+    memory: OnceLock<Arc<PoolShare>>,
+    pub files: Mutex<HashMap<(Direction, FileId), FileProgress>>,
     /// Links that are up, by transport.
     links: [AtomicU64; 3],
     fell_back: AtomicU64,
-    discreet: Arc<AtomicBool>,
+    used_hidden: Arc<AtomicBool>,
     counters: Arc<Counters>,
-    views: Arc<Views>,
+    views: Arc<SessionTable>,
 }
 
-/// A file under way.
+/// A file in transfer.
 #[derive(Clone)]
-pub(crate) struct Moving {
+pub(crate) struct FileProgress {
     pub path: String,
     pub bytes: u64,
     pub done_bytes: u64,
     pub began: Instant,
 }
 
-impl View {
-    pub(super) fn new(counters: Arc<Counters>, views: Arc<Views>, guest: Guest) -> Self {
-        let Guest { id, request, peer, who, agent, domain, discreet } = guest;
+impl SessionStats {
+    pub(super) fn new(
+        counters: Arc<Counters>,
+        views: Arc<SessionTable>,
+        guest: SessionInfo,
+    ) -> Self {
+        let SessionInfo { id, request, peer, who, agent, domain, used_hidden } = guest;
         Self {
             id,
             request,
@@ -100,43 +103,43 @@ impl View {
             files: Mutex::default(),
             links: Default::default(),
             fell_back: AtomicU64::new(0),
-            discreet,
+            used_hidden,
             counters,
             views,
         }
     }
 
-    /// Says where the memory of the session is counted.
-    pub fn keeps(&self, memory: Arc<Taker>) {
+    /// Sets the share that counts the memory of the session.
+    pub fn set_memory_share(&self, memory: Arc<PoolShare>) {
         self.memory.get_or_init(|| memory);
     }
 
-    /// Bytes of memory that are kept for it.
+    /// Bytes of the memory budget that it uses.
     pub fn memory_bytes(&self) -> u64 {
-        self.memory.get().map_or(0, |memory| memory.has() as u64)
+        self.memory.get().map_or(0, |memory| memory.used() as u64)
     }
 
-    /// Keeps an error that the client was told, and counts it.
-    pub fn trouble(&self, fault: &Fault) {
-        if self.discreet.load(Relaxed) {
+    /// Counts an error that the client received, and keeps it for the status page.
+    pub fn report_error(&self, fault: &Fault) {
+        if self.used_hidden.load(Relaxed) {
             let Self { id: session, request, peer, .. } = self;
             tracing::warn!(%peer, session, request, cause = %fault, "error of a hidden export");
             return self.counters.count(fault);
         }
-        self.counters.keep(Some(self.peer), Some(self.id), fault);
+        self.counters.record(Some(self.peer), Some(self.id), fault);
     }
 
-    /// A step that a job did took this long.
+    /// Records the duration of a job's step.
     pub fn took(&self, step: Step, time: Duration) {
         self.counters.metrics.took(step, time);
     }
 
-    /// A page of a scan was told.
+    /// Counts a page of a scan that was sent.
     pub fn scanned(&self) {
         self.counters.metrics.ended(Operation::Scan, Outcome::Ok, 1);
     }
 
-    /// Counts files for which an operation is over, and keeps the errors among them.
+    /// Counts finished operations on files, and keeps their errors.
     pub fn ended<'a>(&self, operation: Operation, faults: impl Iterator<Item = Option<&'a Fault>>) {
         let (mut ok, mut failed) = (0, 0);
         for fault in faults {
@@ -144,7 +147,7 @@ impl View {
                 None => ok += 1,
                 Some(fault) => {
                     failed += 1;
-                    self.trouble(fault);
+                    self.report_error(fault);
                 }
             }
         }
@@ -152,11 +155,11 @@ impl View {
         self.counters.metrics.ended(operation, Outcome::Failed, failed);
     }
 
-    /// Logs a file that is over: the one line a file has.
+    /// Logs a finished file: one line per file.
     pub fn log(&self, way: Direction, of: &FileRecord, answer: Result<(), &Fault>) {
         let Self { id: session, request, .. } = self;
         let (bytes, ms) = (of.bytes, of.began.elapsed().as_millis() as u64);
-        // As texts, which stand between quotes in a line for people: a path may have spaces.
+        // As strings, which the log quotes: a path may contain spaces.
         let (peer, path) = (self.address.as_str(), of.path.text());
         let path = path.as_ref();
         let transport = self.transport().map_or("none", Transport::word);
@@ -167,7 +170,7 @@ impl View {
             (Direction::Write, Ok(())) => {
                 tracing::info!(peer, session, request, path, bytes, ms, transport, "file stored");
             }
-            // The client asked for that.
+            // The client asked not to overwrite.
             (_, Err(cause)) if cause.code == Code::Exists => {
                 tracing::info!(peer, session, request, path, "file left alone");
             }
@@ -178,20 +181,20 @@ impl View {
         }
     }
 
-    /// A file is under way.
-    pub fn began(&self, way: Direction, file: FileId, path: &WirePath, bytes: u64, have: u64) {
-        if bytes < FILE_BYTES_MIN || self.discreet.load(Relaxed) {
+    /// Notes the start of a file's transfer.
+    pub fn file_began(&self, way: Direction, file: FileId, path: &WirePath, bytes: u64, have: u64) {
+        if bytes < SHOWN_FILE_BYTES_MIN || self.used_hidden.load(Relaxed) {
             return;
         }
         let mut files = lock(&self.files);
-        if files.len() < FILES_MAX {
+        if files.len() < SHOWN_FILES_MAX {
             let (path, began) = (path.to_string(), Instant::now());
-            files.insert((way, file), Moving { path, bytes, done_bytes: have, began });
+            files.insert((way, file), FileProgress { path, bytes, done_bytes: have, began });
         }
     }
 
-    /// A file is over, one way or another.
-    pub fn over(&self, way: Direction, file: FileId) {
+    /// Notes the end of a file's transfer, whether it succeeded or not.
+    pub fn file_ended(&self, way: Direction, file: FileId) {
         lock(&self.files).remove(&(way, file));
     }
 
@@ -203,28 +206,28 @@ impl View {
         }
     }
 
-    /// So much more of a file is there.
+    /// Adds bytes to the progress of a file.
     fn advance(&self, way: Direction, file: FileId, bytes: u64) {
-        if let Some(moving) = lock(&self.files).get_mut(&(way, file)) {
-            moving.done_bytes += bytes;
+        if let Some(progress) = lock(&self.files).get_mut(&(way, file)) {
+            progress.done_bytes += bytes;
         }
     }
 
-    /// So much of an upload is there without having been moved.
+    /// Counts bytes of an upload that needed no transfer, and adds them to its progress.
     pub fn spared(&self, reason: Spared, file: FileId, bytes: u64) {
         self.count_spared(reason, bytes);
         self.advance(Direction::Write, file, bytes);
     }
 
-    /// Counts bytes of uploads that did not have to move.
+    /// Counts bytes of uploads that needed no transfer.
     pub fn count_spared(&self, reason: Spared, bytes: u64) {
         self.counters.metrics.spared(reason, bytes);
         self.spared.fetch_add(bytes, Relaxed);
     }
 
-    /// A client gave a window back, and has verified what was in it.
-    pub fn taken(&self, window: &LeaseRecord, chunk_bytes: u32) {
-        // Without a link it compares digests, and nothing was moved.
+    /// Counts a window that the client has verified and released.
+    pub fn window_released(&self, window: &LeaseRecord, chunk_bytes: u32) {
+        // Without a link the client compared digests, and transferred nothing.
         let Some(transport) = self.transport() else { return };
         let metrics = &self.counters.metrics;
         metrics.took(Step::Read, window.leased.elapsed());
@@ -233,14 +236,14 @@ impl View {
         self.add(Direction::Read, transport, window.file, window.bytes);
     }
 
-    /// A client says that what it read does not match, and it could be read here.
+    /// Counts pieces that the client reports as mismatched, and that the server could read.
     pub fn mismatched(&self, pieces: usize) {
         let transport = self.transport().unwrap_or(Transport::Tcp);
         let metrics = &self.counters.metrics;
         metrics.checked(Direction::Read, transport, Verdict::Mismatched, pieces as u64);
     }
 
-    /// A chunk was checked, and stored if it matched.
+    /// Counts a chunk that was verified, and stored if it matched.
     pub fn stored(
         &self,
         transport: Transport,
@@ -256,7 +259,7 @@ impl View {
                 Stored::Stored => self.add(Direction::Write, transport, Some(file), bytes),
                 Stored::Mismatch => worst = Verdict::Mismatched,
                 Stored::Failed(fault) => {
-                    self.trouble(fault);
+                    self.report_error(fault);
                     worst = Verdict::Failed;
                 }
             }
@@ -265,8 +268,8 @@ impl View {
         metrics.notified(transport);
     }
 
-    /// These links are up, and so many queue pairs are being ended.
-    pub fn links(&self, up: impl Iterator<Item = Transport>, ending: u64) {
+    /// Sets the live links and the number of queue pairs that are shutting down.
+    pub fn set_links(&self, up: impl Iterator<Item = Transport>, ending: u64) {
         let mut counts = [0; 3];
         up.for_each(|transport| counts[transport as usize] += 1);
         for (counter, count) in self.links.iter().zip(counts) {
@@ -275,17 +278,17 @@ impl View {
         self.ending.store(ending, Relaxed);
     }
 
-    /// A link died under the session.
+    /// Counts a lost link.
     pub fn link_lost(&self, transport: Transport) {
         self.counters.metrics.link_lost(transport);
     }
 
-    /// A comparison found changes in a folder that the client watches, which no event told.
+    /// Counts changes in a watched folder that a comparison found and no event reported.
     pub fn watch_healed(&self, count: u64) {
         self.counters.metrics.watch_healed(count);
     }
 
-    /// The session moves to TCP; only the first reason counts, and a lost device once behind it.
+    /// Counts a fallback to TCP by its first reason; a lost device later counts once more.
     pub fn fell_back(&self, reason: Fallback) {
         let told = 1 << reason as u64;
         let before = self.fell_back.fetch_or(told, Relaxed);
@@ -294,19 +297,19 @@ impl View {
         }
     }
 
-    /// How many links of a kind are up.
+    /// The number of live links of a transport.
     pub fn links_of(&self, transport: Transport) -> u64 {
         self.links[transport as usize].load(Relaxed)
     }
 
-    /// What carries most of the session now, if anything does.
+    /// The transport with most live links; `None` without a link.
     pub fn transport(&self) -> Option<Transport> {
         let most = Transport::ALL.iter().rev().max_by_key(|&&of| self.links_of(of));
         most.copied().filter(|&transport| self.links_of(transport) > 0)
     }
 }
 
-impl Drop for View {
+impl Drop for SessionStats {
     fn drop(&mut self) {
         lock(&self.views).remove(&self.id);
     }

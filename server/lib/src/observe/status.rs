@@ -1,22 +1,21 @@
-//! The status of a server as JSON: `/api/v1/status`. `docs/metrics.md` says what
-//! each field means; fields are added, never changed. Read-only, and without
-//! secrets: no tokens, no keys, no contents, nothing of hidden exports; names of other
-//! files and of clients are in it.
+//! The status of a server as JSON: `/api/v1/status`. `docs/metrics.md` documents the fields;
+//! fields are added, never changed. Read-only, and without secrets: no tokens, keys or contents,
+//! and nothing of hidden exports. It does name other files and clients.
 
 use super::history::STEP_SECONDS;
 use crate::config::export::Mode;
 use crate::exports::digest_cache::CacheHome;
 use crate::exports::open::ExportFolder;
-use crate::observe::counters::{Trouble, lock, seconds};
-use crate::observe::observatory::{About, Observatory, Watched};
-use crate::observe::session_stats::{Moving, View};
+use crate::observe::counters::{RecentError, lock, seconds};
+use crate::observe::server_stats::{ServerInfo, ServerStats, StatusSources};
+use crate::observe::session_stats::{FileProgress, SessionStats};
 use serde::Serialize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::SystemTime;
 use verbatim_doctor::Finding;
 use verbatim_telemetry::labels::Direction;
 
-/// All of it.
+/// The whole answer of `/api/v1/status`.
 #[derive(Serialize)]
 pub struct Status {
     version: &'static str,
@@ -31,7 +30,7 @@ pub struct Status {
     sessions: Vec<Session>,
     throughput: Throughput,
     devices: Vec<Device>,
-    findings: Vec<Found>,
+    findings: Vec<FindingStatus>,
     memory: Memory,
     cache: Cache,
     errors: Vec<Error>,
@@ -107,7 +106,7 @@ struct Device {
 }
 
 #[derive(Serialize)]
-struct Found {
+struct FindingStatus {
     check: &'static str,
     severity: &'static str,
     about: String,
@@ -146,11 +145,11 @@ struct Error {
     session: Option<u64>,
 }
 
-impl Observatory {
-    /// The status of now.
-    pub(super) fn status(&self, watched: &Watched) -> Status {
+impl ServerStats {
+    /// The status at this moment.
+    pub(super) fn status(&self, watched: &StatusSources) -> Status {
         let levels = self.levels(watched);
-        let reason = self.unready();
+        let reason = self.not_ready_reason();
         let about = lock(&self.about).clone();
         let state = match &reason {
             None => "serving",
@@ -191,16 +190,16 @@ impl Observatory {
                 entries: levels.cache_entries,
                 bytes: levels.cache_bytes,
             },
-            errors: lock(&self.counters.troubles).iter().map(error).collect(),
+            errors: lock(&self.counters.recent_errors).iter().map(error).collect(),
         }
     }
 
-    fn exports(&self, watched: &Watched) -> Vec<Export> {
-        let survey = lock(&self.survey);
+    fn exports(&self, watched: &StatusSources) -> Vec<Export> {
+        let health = lock(&self.health);
         let export = |(name, export): (&Vec<u8>, &std::sync::Arc<ExportFolder>)| {
             let name = String::from_utf8_lossy(name).into_owned();
-            let levels = survey.exports.iter().find(|levels| levels.name == name);
-            let failed = survey.failed.iter().find(|(failed, _)| *failed == name);
+            let levels = health.exports.iter().find(|levels| levels.name == name);
+            let failed = health.failed.iter().find(|(failed, _)| *failed == name);
             Export {
                 mode: match export.mode {
                     Mode::ReadOnly => "ro",
@@ -212,8 +211,8 @@ impl Observatory {
                 name,
             }
         };
-        // The page asks nobody who they are: what is hidden is not told.
-        let shown = watched.exports.iter().filter(|(_, export)| !export.gate.hidden);
+        // The page needs no authentication, so hidden exports are left out.
+        let shown = watched.exports.iter().filter(|(_, export)| !export.acl.hidden);
         shown.map(export).collect()
     }
 
@@ -227,7 +226,7 @@ impl Observatory {
     }
 
     fn devices(&self) -> Vec<Device> {
-        let survey = lock(&self.survey);
+        let health = lock(&self.health);
         let device = |port: &verbatim_doctor::counters::Port| {
             let (finding, hint) = port.finding().unzip();
             Device {
@@ -244,11 +243,11 @@ impl Observatory {
                 hint,
             }
         };
-        survey.ports.iter().map(device).collect()
+        health.ports.iter().map(device).collect()
     }
 }
 
-fn rdma(about: About) -> Rdma {
+fn rdma(about: ServerInfo) -> Rdma {
     let missing = about.no_rdma;
     Rdma {
         offered: missing.is_none(),
@@ -257,7 +256,7 @@ fn rdma(about: About) -> Rdma {
     }
 }
 
-fn session(view: &View) -> Session {
+fn session(view: &SessionStats) -> Session {
     let mut files: Vec<_> = lock(&view.files).iter().map(|((way, _), of)| file(*way, of)).collect();
     files.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     Session {
@@ -276,18 +275,18 @@ fn session(view: &View) -> Session {
     }
 }
 
-fn file(direction: Direction, moving: &Moving) -> File {
+fn file(direction: Direction, progress: &FileProgress) -> File {
     File {
-        path: moving.path.clone(),
+        path: progress.path.clone(),
         direction: direction.word(),
-        bytes: moving.bytes,
-        done_bytes: moving.done_bytes.min(moving.bytes),
-        seconds: moving.began.elapsed().as_secs_f64(),
+        bytes: progress.bytes,
+        done_bytes: progress.done_bytes.min(progress.bytes),
+        seconds: progress.began.elapsed().as_secs_f64(),
     }
 }
 
-fn found(finding: &Finding) -> Found {
-    Found {
+fn found(finding: &Finding) -> FindingStatus {
+    FindingStatus {
         check: finding.check,
         severity: finding.severity.word(),
         about: finding.about.clone(),
@@ -298,7 +297,7 @@ fn found(finding: &Finding) -> Found {
     }
 }
 
-fn error(trouble: &Trouble) -> Error {
+fn error(trouble: &RecentError) -> Error {
     Error {
         time: seconds(trouble.at),
         text: trouble.text.clone(),

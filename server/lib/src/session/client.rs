@@ -4,10 +4,10 @@
 
 use super::Services;
 use super::end::End;
-use crate::exports::client_view::Reach;
-use crate::limits::client_limits::Share;
-use crate::limits::fair_pool::Taker;
-use crate::observe::session_stats::View;
+use crate::exports::client_view::ClientView;
+use crate::limits::client_limits::ClientLimits;
+use crate::limits::fair_pool::PoolShare;
+use crate::observe::session_stats::SessionStats;
 use crate::rdma::registrations::SessionDomain;
 use crate::worker::Command;
 use std::net::IpAddr;
@@ -28,14 +28,14 @@ pub(crate) struct Client {
     pub local: Option<IpAddr>,
     pub chunk_bytes: u32,
     /// The session as status page and metrics show it.
-    pub view: Arc<View>,
+    pub view: Arc<SessionStats>,
     /// The authenticated identity of the client.
     pub who: Who,
     /// The exports as this client sees them.
-    pub reach: Arc<Reach>,
-    pub share: Arc<Share>,
+    pub reach: Arc<ClientView>,
+    pub share: Arc<ClientLimits>,
     /// The session's part of the client's memory limit.
-    pub memory: Arc<Taker>,
+    pub memory: Arc<PoolShare>,
     /// Metadata of the client that could not be kept.
     pub dropped: Dropped,
     pub cancel: CancelFlag,

@@ -5,7 +5,7 @@ use super::folder_watches::WatchEvent;
 use super::links::PairEvent;
 use super::writing::WriteEvent;
 use super::{mirror, namespace};
-use crate::net::data_tickets::Joined;
+use crate::net::data_tickets::DataConnection;
 use crate::rdma::pin_budget::PinEvent;
 use crate::worker::LinkEvent;
 use verbatim_serve::{Panicked, ReadEvent};
@@ -20,7 +20,7 @@ pub(crate) enum Event {
     Mirror(mirror::MirrorEvent),
     Pair(PairEvent),
     /// A data connection was accepted.
-    Joined(Joined),
+    Joined(DataConnection),
     Link(LinkEvent),
     Watch(WatchEvent),
     /// The pin budget has memory again, or wants it back.
@@ -69,8 +69,8 @@ impl From<PairEvent> for Event {
     }
 }
 
-impl From<Joined> for Event {
-    fn from(joined: Joined) -> Self {
+impl From<DataConnection> for Event {
+    fn from(joined: DataConnection) -> Self {
         Self::Joined(joined)
     }
 }

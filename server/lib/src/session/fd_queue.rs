@@ -5,8 +5,8 @@
 //! Owns the queue, and opens nothing: the dispatcher hands ready files to the `ReadService` and to
 //! `writing`.
 
-use crate::limits::fair_pool::Taker;
-use crate::limits::file_room::Room;
+use crate::limits::fair_pool::PoolShare;
+use crate::limits::file_permits::FilePermits;
 use crate::limits::memory_budget::file_bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,8 +31,8 @@ const LASTING_DESCRIPTORS: usize = 3;
 
 /// The waiting files of a session; the machines bound their number.
 pub(super) struct FdQueue {
-    descriptors: Arc<Taker>,
-    memory: Arc<Taker>,
+    descriptors: Arc<PoolShare>,
+    memory: Arc<PoolShare>,
     reads: VecDeque<OpenFile>,
     writes: VecDeque<CreateFile>,
     /// Since when files wait although the session has none open.
@@ -41,8 +41,8 @@ pub(super) struct FdQueue {
 
 /// Files with descriptors and memory, ready to be opened.
 pub(super) struct ReadyFiles {
-    pub reads: Vec<(OpenFile, Room)>,
-    pub writes: Vec<(CreateFile, Room)>,
+    pub reads: Vec<(OpenFile, FilePermits)>,
+    pub writes: Vec<(CreateFile, FilePermits)>,
 }
 
 /// Files that waited too long, and the error of each.
@@ -53,7 +53,7 @@ pub(super) struct TimedOut {
 
 impl FdQueue {
     /// No file waits yet.
-    pub fn new(descriptors: Arc<Taker>, memory: Arc<Taker>) -> Self {
+    pub fn new(descriptors: Arc<PoolShare>, memory: Arc<PoolShare>) -> Self {
         let (reads, writes) = Default::default();
         Self { descriptors, memory, reads, writes, since: None }
     }
@@ -87,7 +87,7 @@ impl FdQueue {
                 return Some(ReadyFiles { reads, writes });
             }
         }
-        let starved = self.waits() && self.descriptors.has() == 0;
+        let starved = self.waits() && self.descriptors.used() == 0;
         self.since = starved.then(|| self.since.unwrap_or_else(Instant::now));
         None
     }
@@ -105,13 +105,13 @@ impl FdQueue {
 
 /// Takes files in order while descriptors and memory last, at most one batch.
 fn take_ready<T>(
-    (descriptors, memory): (&Arc<Taker>, &Arc<Taker>),
+    (descriptors, memory): (&Arc<PoolShare>, &Arc<PoolShare>),
     files: &mut VecDeque<T>,
     wants: impl Fn(&T) -> (usize, usize),
-) -> Vec<(T, Room)> {
+) -> Vec<(T, FilePermits)> {
     let next = || {
         let (count, bytes) = wants(files.front()?);
-        let room = Room::new(descriptors.take(count)?, memory.take(bytes)?);
+        let room = FilePermits::new(descriptors.take(count)?, memory.take(bytes)?);
         files.pop_front().zip(Some(room))
     };
     std::iter::from_fn(next).take(BATCH_FILES_MAX).collect()

@@ -6,7 +6,7 @@
 use super::client::Client;
 use super::end::End;
 use crate::limits::client_limits;
-use crate::limits::fair_pool::Place;
+use crate::limits::fair_pool::Permit;
 use crate::limits::memory_budget::WATCHED_FOLDER_BYTES;
 use std::collections::{HashMap, HashSet};
 use verbatim_files::watch::{Rooms, Timing};
@@ -68,22 +68,23 @@ impl FolderWatches {
         }
         let watches = &client.share.watches;
         let Some(place) = watches.take(1) else {
-            let (all, own) = (client_limits::WATCHES_MAX, watches.has());
+            let (all, own) = (client_limits::WATCHES_MAX, watches.used());
             return limit(format!(
                 "the server watches {all} folders at most, {own} for this client"
             ));
         };
-        let excludes = Excludes::parse(watch.exclude)?.metered(client.share.name.matching.meter());
+        let excludes =
+            Excludes::parse(watch.exclude)?.metered(client.share.name.pattern_steps.meter());
         let (export, below) = client.reach.resolve(&watch.path)?;
         let send_report = event_sender(request, self.port.clone(), place);
         let folder = export.folder.share();
-        let mut folders = client.share.watched_folders.none();
-        let (mut of_folders, mut of_changes) = (client.memory.none(), client.memory.none());
+        let mut folders = client.share.watched_folders.empty();
+        let (mut of_folders, mut of_changes) = (client.memory.empty(), client.memory.empty());
         let rooms = Rooms {
             folders: Box::new(move |count| {
-                folders.hold(count) && of_folders.hold(count * WATCHED_FOLDER_BYTES)
+                folders.resize(count) && of_folders.resize(count * WATCHED_FOLDER_BYTES)
             }),
-            memory: Box::new(move |bytes| of_changes.hold(bytes)),
+            memory: Box::new(move |bytes| of_changes.resize(bytes)),
         };
         let timing = Timing::default();
         let watching = Watching::begin_within(rooms, folder, below, excludes, timing, send_report)?;
@@ -136,7 +137,7 @@ impl FolderWatches {
 fn event_sender(
     request: u32,
     port: EventPort<WatchEvent>,
-    place: Place,
+    place: Permit,
 ) -> impl FnMut(Told) + Send + 'static {
     move |report| {
         let _place = &place;
@@ -152,19 +153,19 @@ fn ended(request: u32, fault: Fault) -> ServerMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::fair_pool::{Places, Taker};
+    use crate::limits::fair_pool::{FairPool, PoolShare};
     use tokio::sync::mpsc;
 
     #[test]
     fn a_watch_counts_until_its_thread_ends() {
-        let places = Places::new(1);
-        let place = Taker::new(&places).take(1).expect("a place");
+        let places = FairPool::new(1);
+        let place = PoolShare::new(&places).take(1).expect("a place");
         let (queue, mut heard) = mpsc::channel(1);
         let mut send_report = event_sender(7, EventPort::of(&queue), place);
         send_report(Told::Changed(verbatim_proto::Changes::rescan()));
         assert!(matches!(heard.try_recv(), Ok(WatchEvent { request: 7, .. })));
-        assert_eq!(places.left(), 0);
+        assert_eq!(places.free(), 0);
         drop(send_report);
-        assert_eq!(places.left(), 1);
+        assert_eq!(places.free(), 1);
     }
 }

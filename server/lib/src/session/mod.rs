@@ -25,10 +25,10 @@ mod session_host;
 mod sync_lock;
 mod writing;
 
-use crate::exports::client_view::Reach;
-use crate::limits::fair_pool::Place;
-use crate::limits::memory_budget::Lender;
-use crate::observe::session_stats::View;
+use crate::exports::client_view::ClientView;
+use crate::limits::fair_pool::Permit;
+use crate::limits::memory_budget::SessionBudget;
+use crate::observe::session_stats::SessionStats;
 use crate::worker::LinkEvent;
 use backpressure::JOBS_MAX;
 use client::{CancelFlag, Client};
@@ -66,7 +66,7 @@ pub(crate) struct Session {
     limits: Arc<JobLimits>,
     /// Bytes of requests that were read ahead of busy threads, and the memory that counts them.
     ahead_bytes: usize,
-    ahead: Vec<Place>,
+    ahead: Vec<Permit>,
     links: Links,
     /// A message that waits until links are dead.
     held_message: Option<HeldMessage>,
@@ -90,15 +90,15 @@ impl Session {
         outbox: Outbox<ServerMessage>,
         chunk_bytes: u32,
         local: Option<IpAddr>,
-        view: Arc<View>,
-        (who, reach): (Who, Reach),
+        view: Arc<SessionStats>,
+        (who, reach): (Who, ClientView),
     ) -> (Self, mpsc::Receiver<Event>) {
         let (events, receiver) = mpsc::channel(EVENTS_MAX);
         let pacing = Pacing::of(&services, &view);
         let share = services.shares.of(&view.who, view.peer.ip());
-        let memory = share.memory.part();
-        view.keeps(memory.clone());
-        let outbox = outbox.lent_by(Arc::new(Lender(memory.clone())));
+        let memory = share.memory.child();
+        view.set_memory_share(memory.clone());
+        let outbox = outbox.lent_by(Arc::new(SessionBudget(memory.clone())));
         let limits = JobLimits::new(EventPort::of(&events), outbox.unread().clone());
         let semaphores = [&share.threads, &share.name.threads].map(Arc::clone);
         let of = (&limits, &semaphores, &events, &view);
@@ -136,7 +136,7 @@ impl Session {
             links,
             held_message: None,
             pacing,
-            fd_queue: FdQueue::new(client.share.files.part(), client.memory.clone()),
+            fd_queue: FdQueue::new(client.share.files.child(), client.memory.clone()),
             reading,
             writing,
             namespace,
@@ -161,7 +161,7 @@ impl Session {
         let mut working = tokio::time::interval(Duration::from_secs(WORKING_SECONDS));
         let mut heard = Instant::now();
         let unread = self.client.outbox.unread().clone();
-        receiver.lend_from(Arc::new(Lender(self.client.memory.clone())));
+        receiver.lend_from(Arc::new(SessionBudget(self.client.memory.clone())));
         let end = loop {
             if *stopping.borrow() && self.is_idle() {
                 break End::Refused(Fault::new(Code::Stopping, "the server is stopping"));
@@ -475,7 +475,7 @@ impl Session {
             End::Lost(error) => tracing::info!(session, %error, "session lost"),
             End::Refused(fault) => {
                 tracing::warn!(session, code = ?fault.code, cause = %fault, "session refused");
-                self.client.view.trouble(&fault);
+                self.client.view.report_error(&fault);
                 // The session ends either way.
                 let _ = self.client.outbox.push_last(&ServerMessage::Refused(fault));
             }
@@ -492,9 +492,9 @@ fn jobs_of<E: Send + 'static>(
         &Arc<JobLimits>,
         &Semaphores<2>,
         &mpsc::Sender<Event>,
-        &Arc<View>,
+        &Arc<SessionStats>,
     ),
-    count: fn(&E, &View, Duration),
+    count: fn(&E, &SessionStats, Duration),
 ) -> Jobs<E>
 where
     Event: From<E>,
@@ -505,7 +505,7 @@ where
 }
 
 /// For answers without a counter.
-fn uncounted<E>(_: &E, _: &View, _: Duration) {}
+fn uncounted<E>(_: &E, _: &SessionStats, _: Duration) {}
 
 #[cfg(test)]
 mod tests;

@@ -3,8 +3,8 @@
 //! of a client share; the dispatcher withholds the grants and asks for the windows again.
 
 use super::Services;
-use crate::limits::rate::Pace;
-use crate::observe::session_stats::View;
+use crate::limits::rate::RateLimit;
+use crate::observe::session_stats::SessionStats;
 use std::sync::Arc;
 use std::time::Duration;
 use verbatim_serve::host;
@@ -12,8 +12,8 @@ use verbatim_serve::host;
 /// The rate limit of a session.
 pub(super) struct Pacing {
     services: Arc<Services>,
-    view: Arc<View>,
-    pace: Option<Pace>,
+    view: Arc<SessionStats>,
+    pace: Option<RateLimit>,
     /// Whether windows were deferred.
     deferred: bool,
     logged: bool,
@@ -21,7 +21,7 @@ pub(super) struct Pacing {
 
 impl Pacing {
     /// The rate limit of the session's client.
-    pub fn of(services: &Arc<Services>, view: &Arc<View>) -> Self {
+    pub fn of(services: &Arc<Services>, view: &Arc<SessionStats>) -> Self {
         let pace = services.paces.of(&view.who, view.peer.ip(), services.paces.now());
         Self {
             services: services.clone(),
@@ -83,7 +83,7 @@ impl host::Pace for Pacing {
 
     fn may_lease(&mut self, bytes: u64) -> bool {
         let now = || self.services.paces.now();
-        if self.pace.as_ref().is_none_or(|pace| pace.take_if_free(bytes, now())) {
+        if self.pace.as_ref().is_none_or(|pace| pace.try_take(bytes, now())) {
             return true;
         }
         self.log_held_back();

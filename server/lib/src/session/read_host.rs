@@ -4,10 +4,10 @@
 
 use super::Services;
 use super::client::Client;
-use crate::exports::client_view::Reach;
+use crate::exports::client_view::ClientView;
 use crate::exports::open::{ExportFolder, open_source};
-use crate::limits::memory_budget::{Lender, refusal};
-use crate::observe::session_stats::View;
+use crate::limits::memory_budget::{SessionBudget, out_of_budget};
+use crate::observe::session_stats::SessionStats;
 use std::sync::Arc;
 use std::time::Duration;
 use verbatim_control::{Budget, Loan};
@@ -23,9 +23,9 @@ use verbatim_telemetry::labels::{Direction, Operation, Step};
 /// The files that one client may read.
 pub(super) struct ReadableFiles {
     services: Arc<Services>,
-    reach: Arc<Reach>,
-    memory: Lender,
-    view: Arc<View>,
+    reach: Arc<ClientView>,
+    memory: SessionBudget,
+    view: Arc<SessionStats>,
     chunk_bytes: u32,
 }
 
@@ -38,7 +38,7 @@ pub(super) fn serve_reads(
     let files = Arc::new(ReadableFiles {
         services: client.services.clone(),
         reach: client.reach.clone(),
-        memory: Lender(client.memory.clone()),
+        memory: SessionBudget(client.memory.clone()),
         view: client.view.clone(),
         chunk_bytes: client.chunk_bytes,
     });
@@ -72,7 +72,7 @@ impl ReadHost for ReadableFiles {
     }
 
     fn holes(&self, source: &Source, from: u64) -> Survey {
-        self.services.surveys.of(source, from)
+        self.services.surveys.holes(source, from)
     }
 
     fn lend(&self, bytes: usize) -> Option<Loan> {
@@ -80,7 +80,7 @@ impl ReadHost for ReadableFiles {
     }
 
     fn no_memory(&self, what: &str) -> Fault {
-        refusal(what)
+        out_of_budget(what)
     }
 }
 
@@ -96,11 +96,11 @@ impl SourceFolder for ExportFolder {
 
 impl ReadObserver for ReadableFiles {
     fn began(&self, file: FileId, path: &WirePath, bytes: u64) {
-        self.view.began(Direction::Read, file, path, bytes, 0);
+        self.view.file_began(Direction::Read, file, path, bytes, 0);
     }
 
     fn over(&self, file: FileId) {
-        self.view.over(Direction::Read, file);
+        self.view.file_ended(Direction::Read, file);
     }
 
     fn log(&self, of: &FileRecord, answer: Result<(), &Fault>) {
@@ -108,7 +108,7 @@ impl ReadObserver for ReadableFiles {
     }
 
     fn window_returned(&self, window: &LeaseRecord) {
-        self.view.taken(window, self.chunk_bytes);
+        self.view.window_released(window, self.chunk_bytes);
     }
 
     fn mismatched(&self, pieces: usize) {

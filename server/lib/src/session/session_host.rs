@@ -3,11 +3,11 @@
 //! Authenticates nobody: `net::accept` does, and calls this.
 
 use super::{Services, Session};
-use crate::exports::client_view::{Reach, Visitor};
+use crate::exports::client_view::{ClientIdentity, ClientView};
 use crate::net::accept::{Host, Remote};
-use crate::net::data_tickets::Joins;
-use crate::net::refusal_log::{Refusal, Refusals};
-use crate::observe::session_stats::Guest;
+use crate::net::data_tickets::Tickets;
+use crate::net::refusal_log::{Refusal, RefusalLog};
+use crate::observe::session_stats::SessionInfo;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
@@ -20,20 +20,20 @@ use verbatim_telemetry::labels::Entry;
 /// Starts the sessions of a server.
 pub(crate) struct SessionHost {
     services: Arc<Services>,
-    refusals: Arc<Refusals>,
+    refusals: Arc<RefusalLog>,
     sessions_max: u32,
     next_session: AtomicU64,
 }
 
 impl SessionHost {
     /// No session yet.
-    pub fn new(services: Arc<Services>, refusals: Arc<Refusals>, sessions_max: u32) -> Self {
+    pub fn new(services: Arc<Services>, refusals: Arc<RefusalLog>, sessions_max: u32) -> Self {
         Self { services, refusals, sessions_max, next_session: AtomicU64::new(1) }
     }
 }
 
 impl Host for SessionHost {
-    fn tickets(&self) -> &Joins {
+    fn tickets(&self) -> &Tickets {
         &self.services.joins
     }
 
@@ -52,14 +52,14 @@ impl Host for SessionHost {
         let sessions = shares.of(&who.to_string(), peer.ip()).sessions.clone();
         let place = sessions.take(1);
         let welcome = if place.is_none() {
-            let (all, own) = (self.sessions_max, sessions.has());
-            let text = match shares.sessions.left() {
+            let (all, own) = (self.sessions_max, sessions.used());
+            let text = match shares.sessions.free() {
                 0 => format!("the server is full: it has {all} sessions; try again"),
                 _ => format!("this client has {own} of the server's {all} sessions; try again"),
             };
             self.services.observatory.counters.metrics.entered(Entry::Full);
-            if self.refusals.is_logged(Refusal::NoSession) {
-                self.services.observatory.trouble(peer, Code::Limit, text.clone());
+            if self.refusals.should_log(Refusal::SessionsFull) {
+                self.services.observatory.report_error(peer, Code::Limit, text.clone());
                 tracing::warn!(session = id, %peer, cause = text, "no room for a session");
             }
             ServerMessage::Refused(Fault::new(Code::Limit, text))
@@ -79,11 +79,14 @@ impl Host for SessionHost {
         }
         let observatory = &self.services.observatory;
         observatory.counters.metrics.entered(Entry::Accepted);
-        let reach = Reach::of(&self.services.exports, &Visitor { who: &who, address: peer.ip() });
+        let reach = ClientView::of(
+            &self.services.exports,
+            &ClientIdentity { who: &who, address: peer.ip() },
+        );
         let (name, agent, domain) = (who.to_string(), hello.agent, Arc::default());
-        let discreet = reach.discreet();
-        let guest = Guest { id, request, peer, who: name, agent, domain, discreet };
-        let view = observatory.enter(guest);
+        let used_hidden = reach.used_hidden();
+        let guest = SessionInfo { id, request, peer, who: name, agent, domain, used_hidden };
+        let view = observatory.add_session(guest);
         let (services, chunk_bytes) = (self.services.clone(), hello.chunk_bytes);
         let (session, events) =
             Session::new(services, outbox, chunk_bytes, local, view, (who, reach));
@@ -91,7 +94,7 @@ impl Host for SessionHost {
         drop(place);
     }
 
-    fn left(&self) {
-        self.services.trimmer.left();
+    fn connection_closed(&self) {
+        self.services.trimmer.client_gone();
     }
 }

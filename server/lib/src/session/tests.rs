@@ -8,9 +8,9 @@ use super::mirror::MIRROR_IDLE_MAX;
 use super::*;
 use crate::config::export::{Export, Mode};
 use crate::config::{Config, Metrics};
-use crate::exports::client_view::Visitor;
+use crate::exports::client_view::ClientIdentity;
 use crate::limits::client_limits::HASHED_WALKS_MAX;
-use crate::observe::session_stats::Guest;
+use crate::observe::session_stats::SessionInfo;
 use crate::server::{ServerOptions, share};
 use std::collections::VecDeque;
 use std::path::Path;
@@ -84,11 +84,11 @@ impl Scene {
         let outbox = Outbox::new(Sender::new(here), SOON);
         let peer = ([127, 0, 0, 1], 1).into();
         let (who, agent, request) = ("me".into(), "test".into(), "0f".into());
-        let (domain, discreet) = Default::default();
-        let guest = Guest { id: 1, request, peer, who, agent, domain, discreet };
-        let view = services.observatory.enter(guest);
-        let visitor = Visitor { who: &Who::Local, address: peer.ip() };
-        let reach = Reach::of(&services.exports, &visitor);
+        let (domain, used_hidden) = Default::default();
+        let guest = SessionInfo { id: 1, request, peer, who, agent, domain, used_hidden };
+        let view = services.observatory.add_session(guest);
+        let visitor = ClientIdentity { who: &Who::Local, address: peer.ip() };
+        let reach = ClientView::of(&services.exports, &visitor);
         let (session, events) =
             Session::new(services, outbox, 1 << 20, None, view, (Who::Local, reach));
         Self { session, events, client: Receiver::new(there), dir }
@@ -637,7 +637,7 @@ async fn a_client_that_waits_for_pins_gets_working_every_second() {
     // No memory is left for a window.
     let memory = scene.session.client.memory.clone();
     let take = || memory.take(PACK_BYTES_MAX as usize);
-    let _taken: Vec<Place> = std::iter::from_fn(take).collect();
+    let _taken: Vec<Permit> = std::iter::from_fn(take).collect();
     assert!(scene.session.run_effects().is_ok(), "it goes on");
     assert!(scene.session.waits_for_pins(), "it may not be pinned");
     assert!(scene.session.tick(Duration::ZERO).is_ok(), "it goes on");
@@ -667,7 +667,7 @@ async fn holes_of_a_large_file_are_not_looked_for_at_each_open() {
     until_trusted().await;
     // The file is all hole. The cache is given a wrong survey, so the test sees that it answers.
     let identity = verbatim_files::Identity::of(&file).expect("an identity");
-    scene.session.client.services.surveys.keep((identity, 0, WINDOW_BYTES));
+    scene.session.client.services.surveys.remember((identity, 0, WINDOW_BYTES));
     let want = Extent::new(WINDOW_BYTES - GRAIN_BYTES, GRAIN_BYTES);
     let have = vec![Extent::new(0, want.offset)];
     let open = OpenFile { file: FileId(1), path: path("data/big"), have };

@@ -5,7 +5,7 @@
 //! client sends meanwhile. A direct range is deregistered before it is hashed.
 
 use crate::exports::quota::{self, Quota};
-use crate::observe::session_stats::View;
+use crate::observe::session_stats::SessionStats;
 use crate::rdma::registrations::{Offered, SessionDomain};
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,7 +29,7 @@ pub(crate) struct ChunkStore {
 pub(crate) struct Chunk {
     pub location: ChunkLocation,
     pub pieces: Vec<PieceTarget>,
-    pub view: Arc<View>,
+    pub view: Arc<SessionStats>,
     pub transport: Transport,
 }
 

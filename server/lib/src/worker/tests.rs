@@ -3,8 +3,8 @@
 
 use super::chunk_store::{Chunk, ChunkLocation, ChunkStore, PieceTarget};
 use super::{Command, LinkEvent, Upload, Worker};
-use crate::observe::observatory::Observatory;
-use crate::observe::session_stats::{Guest, View};
+use crate::observe::server_stats::ServerStats;
+use crate::observe::session_stats::{SessionInfo, SessionStats};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -31,7 +31,7 @@ struct Scene {
     links: LinkSet<Box<dyn Link>>,
     sender: EventPort<LinkEvent>,
     events: mpsc::Receiver<LinkEvent>,
-    view: Arc<View>,
+    view: Arc<SessionStats>,
     target: Arc<Target>,
     spare_pages: SparePages,
     _dir: tempfile::TempDir,
@@ -44,10 +44,10 @@ impl Scene {
         let path = WirePath::parse(b"a").expect("a path");
         let target = Target::create(&folder, &path, BYTES, 0o644).expect("a file");
         let (who, agent, request) = ("me".into(), "test".into(), "0f".into());
-        let (domain, discreet) = Default::default();
+        let (domain, used_hidden) = Default::default();
         let peer = ([127, 0, 0, 1], 1).into();
-        let guest = Guest { id: 1, request, peer, who, agent, domain, discreet };
-        let view = Observatory::new(dir.path().to_owned()).enter(guest);
+        let guest = SessionInfo { id: 1, request, peer, who, agent, domain, used_hidden };
+        let view = ServerStats::new(dir.path().to_owned()).add_session(guest);
         let (queue, events) = mpsc::channel(EVENTS_MAX);
         let sender = EventPort::of(&queue);
         let mut scene = Self {

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use verbatim_control::TOKEN_VARIABLE;
 use verbatim_server::config::Config;
-use verbatim_server::{ServerError, check, check_metrics, take_port};
+use verbatim_server::{ServerError, bind_port, check, check_metrics};
 use verbatim_telemetry::notify::Notifier;
 
 /// Says in the environment that standard input is the port, and who holds it.
@@ -306,11 +306,11 @@ struct Port {
 
 impl Port {
     fn take(asked: SocketAddr) -> io::Result<Self> {
-        let mut socket = take_port(asked)?;
+        let mut socket = bind_port(asked)?;
         let at = rustix::net::getsockname(&socket)?.try_into()?;
         if asked.port() == 0 {
             // Named, because a port that is found for a socket goes when it no longer listens.
-            socket = take_port(at)?;
+            socket = bind_port(at)?;
         }
         Ok(Self { asked, at, socket: Arc::new(socket) })
     }

@@ -24,7 +24,7 @@ use verbatim_server::config::export::{ExportSpec, Mode};
 use verbatim_server::config::{Config, ConfigError, METRICS_OFF, Metrics, User};
 use verbatim_server::sandbox::{RulesetStatus, become_user, confine, give_up_capabilities};
 use verbatim_server::{
-    Devices, Ending, FILE_THREADS_MAX, Server, ServerError, ServerOptions, take_port,
+    Devices, FILE_THREADS_MAX, Server, ServerError, ServerOptions, ShutdownMode, bind_port,
 };
 use verbatim_telemetry::notify::Notifier;
 use verbatim_telemetry::{Format, Gathering};
@@ -251,7 +251,7 @@ fn give_up(mut config: Config, mut port: Option<TcpStream>) -> Result<Kept, Box<
         let address = config.listen;
         let cannot =
             |error: std::io::Error| ServerError::Listen { address, cause: error.to_string() };
-        let taken = port.take().map_or_else(|| take_port(address), Ok);
+        let taken = port.take().map_or_else(|| bind_port(address), Ok);
         port = Some(taken.map_err(cannot).map_err(Box::new)?);
         become_user(&user, &config).map_err(boxed)?;
         keeper::end_with_parent().map_err(cannot).map_err(Box::new)?;
@@ -326,7 +326,7 @@ async fn serve(kept: Kept, flags: &Flags, gathering: &Gathering) -> Result<(), S
             true => notifier.tell(&[], "starting anew"),
             false => notifier.tell(&["STOPPING=1"], "ending sessions"),
         }
-        if anew { Ending::AtOnce } else { Ending::Drained }
+        if anew { ShutdownMode::Immediate } else { ShutdownMode::Drain }
     };
     notifier.tell(&["READY=1"], &format!("serving {count} exports at {address}"));
     tokio::select! {

@@ -1,7 +1,7 @@
 //! Events of the jobs that set up queue pairs. In a file of their own, because the session's
 //! `Event` names them and `Links` stands above that.
 
-use crate::observe::session_stats::View;
+use crate::observe::session_stats::SessionStats;
 use crate::rdma::registrations::ConnectedQp;
 use std::time::Duration;
 use verbatim_fabric::FabricError;
@@ -17,5 +17,5 @@ pub(crate) enum PairEvent {
 
 impl PairEvent {
     /// No counter has queue pairs.
-    pub fn count(&self, _view: &View, _time: Duration) {}
+    pub fn count(&self, _view: &SessionStats, _time: Duration) {}
 }

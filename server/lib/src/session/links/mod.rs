@@ -12,8 +12,8 @@ mod qp_setup;
 
 use super::client::Client;
 use super::end::End;
-use crate::exports::client_view::Passage;
-use crate::net::data_tickets::{Arrived, Joined};
+use crate::exports::client_view::GidUse;
+use crate::net::data_tickets::{DataConnection, DataStream};
 use crate::rdma::pin_budget::PinEvent;
 use crate::rdma::registrations::ConnectedQp;
 use crate::worker::{Command, LinkEvent};
@@ -39,7 +39,7 @@ pub(super) struct Links {
     /// Where workers report links.
     events: EventPort<LinkEvent>,
     /// Where `net` delivers data connections that a ticket admitted.
-    tickets: EventPort<Joined>,
+    tickets: EventPort<DataConnection>,
     live: HashMap<LinkId, LiveLink>,
     pub setup: QpSetup,
     /// The newest epoch of each stream.
@@ -76,7 +76,7 @@ struct LiveLink {
     ending: bool,
     /// The rail that it ends at, and the guard that counts the client's port as used; none for
     /// links without a device.
-    port: Option<(u16, Passage)>,
+    port: Option<(u16, GidUse)>,
 }
 
 /// A link that ended by itself counts as lost if its session is still there after this time.
@@ -87,7 +87,7 @@ impl Links {
     /// `on_pin_event`.
     pub fn new(
         events: EventPort<LinkEvent>,
-        tickets: EventPort<Joined>,
+        tickets: EventPort<DataConnection>,
         jobs: Jobs<PairEvent>,
         on_pin_event: EventPort<PinEvent>,
     ) -> Self {
@@ -185,7 +185,7 @@ impl Links {
         if let Some(reason) = client.reach.must_seal() {
             let secret = random_secret()?;
             client.view.fell_back(Fallback::Encrypted);
-            client.services.joins.expect(secret, link, self.tickets.clone(), true);
+            client.services.joins.issue(secret, link, self.tickets.clone(), true);
             let secret = JoinSecret(secret);
             return Ok(Some(LinkAnswer::Sealed(SealedAnswer { secret, reason })));
         }
@@ -197,7 +197,7 @@ impl Links {
                     true => Fallback::Lost,
                     false => client.services.observatory.why_tcp(),
                 });
-                client.services.joins.expect(secret, link, self.tickets.clone(), false);
+                client.services.joins.issue(secret, link, self.tickets.clone(), false);
                 LinkAnswer::Tcp { secret: JoinSecret(secret) }
             }
             LinkOffer::Sim => {
@@ -220,14 +220,14 @@ impl Links {
     }
 
     /// Adopts a data connection that the client opened with a ticket.
-    pub fn joined(&mut self, client: &Client, Joined { link, arrived }: Joined) {
+    pub fn joined(&mut self, client: &Client, DataConnection { link, stream }: DataConnection) {
         if self.epochs.get(&link.index) != Some(&link.epoch) {
             return tracing::debug!(session = client.id, ?link, "link came too late");
         }
         let domain = client.domain.soft().clone();
-        let made = match arrived {
-            Arrived::Plain(stream) => TcpLink::new(stream, domain),
-            Arrived::Sealed(sealed) => TcpLink::sealed(sealed.0, sealed.1, domain),
+        let made = match stream {
+            DataStream::Plain(stream) => TcpLink::new(stream, domain),
+            DataStream::Sealed(sealed) => TcpLink::sealed(sealed.0, sealed.1, domain),
         };
         match made {
             Ok(made) => self.adopt(client, link, Box::new(made), None),
@@ -241,7 +241,7 @@ impl Links {
         client: &Client,
         id: LinkId,
         link: Box<dyn Link>,
-        port: Option<(u16, Passage)>,
+        port: Option<(u16, GidUse)>,
     ) {
         let number = client.services.next_link.fetch_add(1, Ordering::Relaxed);
         let key = LinkKey(number);
@@ -319,7 +319,7 @@ impl Links {
             live.clone().filter(|live_link| !live_link.ending).map(|live_link| live_link.transport);
         let is_ending =
             |live_link: &&LiveLink| live_link.ending && live_link.transport == Transport::Verbs;
-        client.view.links(up, live.clone().filter(is_ending).count() as u64);
+        client.view.set_links(up, live.clone().filter(is_ending).count() as u64);
     }
 
     /// A link's key, its worker and its transport; a key that no worker knows when the link is

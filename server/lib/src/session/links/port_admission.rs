@@ -50,7 +50,7 @@ pub(crate) fn leave_ports(
     links: &mut Links,
     message: &ClientMessage,
 ) -> Result<bool, End> {
-    if !client.reach.is_picky() {
+    if !client.reach.restricts_gids() {
         return Ok(false);
     }
     for path in data_of(message) {

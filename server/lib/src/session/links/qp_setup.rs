@@ -7,7 +7,7 @@
 //! destroyed. Each request is answered once. `Links` calls this, and owns the finished links.
 
 use super::PairEvent;
-use crate::exports::client_view::Passage;
+use crate::exports::client_view::GidUse;
 use crate::rdma::pin_budget::PinEvent;
 use crate::rdma::registrations::{ConnectedQp, LinkRequirements};
 use crate::session::client::Client;
@@ -36,7 +36,7 @@ struct PendingQp {
     link: LinkId,
     peer: Address,
     /// Counts the client's port as used.
-    passage: Passage,
+    passage: GidUse,
     step: SetupStep,
     /// Whether its client got an error for it.
     abandoned: bool,
@@ -45,7 +45,7 @@ struct PendingQp {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SetupStep {
     /// A job opens the device.
-    Joins,
+    Tickets,
     /// Waits for its turn to be connected, at this rail.
     Waits(u16),
     /// A job connects it, or destroys it.
@@ -60,7 +60,7 @@ impl QpSetup {
 
     /// Whether a device is joining the session.
     pub fn joins(&self) -> bool {
-        self.pending.iter().any(|qp| qp.step == SetupStep::Joins)
+        self.pending.iter().any(|qp| qp.step == SetupStep::Tickets)
     }
 
     /// The number of pending queue pairs.
@@ -118,7 +118,7 @@ impl QpSetup {
             link,
             peer,
             passage,
-            step: SetupStep::Joins,
+            step: SetupStep::Tickets,
             abandoned: false,
         });
         let events = self.on_pin_event.clone();
@@ -177,7 +177,7 @@ impl QpSetup {
         client: &Client,
         link: LinkId,
         connected: ConnectedQp,
-    ) -> Result<Option<(ConnectedQp, Passage)>, End> {
+    ) -> Result<Option<(ConnectedQp, GidUse)>, End> {
         let index = self.index_of(link);
         // The client may have named a file of another export meanwhile.
         if let Err(fault) = client.reach.use_gid(self.pending[index].passage.gid) {
@@ -205,7 +205,7 @@ impl QpSetup {
         }
         match self.pending[index].step {
             SetupStep::Waits(_) => drop(self.pending.remove(index)),
-            SetupStep::Joins | SetupStep::Connects => self.pending[index].abandoned = true,
+            SetupStep::Tickets | SetupStep::Connects => self.pending[index].abandoned = true,
         }
         client.send(ServerMessage::Attached { link, answer: Err(why) })?;
         Ok(true)
@@ -226,7 +226,7 @@ impl QpSetup {
 /// What a rail needs to serve a client.
 fn requirements(client: &Client) -> LinkRequirements {
     let slot_bytes = u64::from(client.chunk_bytes);
-    LinkRequirements { local: client.local, slot_bytes, by_gid: client.reach.is_picky() }
+    LinkRequirements { local: client.local, slot_bytes, by_gid: client.reach.restricts_gids() }
 }
 
 /// The answer to a client whose queue pair ends at this rail.

@@ -3,7 +3,7 @@
 //! and locks tree and target until then. Other clients that want either get the owner's name.
 //! `mirror` calls it.
 
-use crate::exports::client_view::Reach;
+use crate::exports::client_view::ClientView;
 use crate::exports::open::ExportFolder;
 use crate::session::client::Client;
 use crate::session::end::End;
@@ -128,10 +128,10 @@ impl StagingTrees {
     ) {
         let (registry, who) = (client.services.locks.clone(), client.view.who.clone());
         let reach = client.reach.clone();
-        let mut memory = client.memory.none();
+        let mut memory = client.memory.empty();
         self.jobs.run(move || {
             let owner = LockOwner { registry: &registry, who: &who, run: run.as_ref() };
-            let answer = build(&reach, &owner, path, key, &mut |bytes| memory.hold(bytes));
+            let answer = build(&reach, &owner, path, key, &mut |bytes| memory.resize(bytes));
             let answer = answer.map(|staging| (staging.staged.clone(), Box::new(staging)));
             StagingEvent::Staged(request, answer)
         });
@@ -177,7 +177,7 @@ impl StagingTrees {
 
 /// Builds a tree beside a target, or finds one that the same client left.
 fn build(
-    reach: &Reach,
+    reach: &ClientView,
     owner: &LockOwner<'_>,
     target: WirePath,
     key: Digest,
@@ -209,7 +209,7 @@ fn build(
         folds_case: export.folder.folds_case(stage.path()),
     };
     let staged = Staged { about, path };
-    reach.hold(&staged.path)?;
+    reach.lock_target(&staged.path)?;
     let listed = Some(ListedLocks::new(owner.registry, &stage, owner.who));
     let run = owner.run.cloned();
     Ok(Staging { target, key, staged, export, stage: Some(stage), listed, run })

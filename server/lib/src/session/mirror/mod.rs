@@ -14,7 +14,7 @@ use super::disclosed_owners::DisclosedOwners;
 use super::end::End;
 use super::namespace::Edits;
 use super::sync_lock::{LockCarrier, LockOwner, RunLock, SyncLock};
-use crate::exports::client_view::Reach;
+use crate::exports::client_view::ClientView;
 pub(crate) use atomic_tree::StagingEvent;
 use atomic_tree::StagingTrees;
 use std::sync::Arc;
@@ -295,7 +295,7 @@ impl Mirrors {
 
 /// Describes a folder, and locks it on request.
 fn begin(
-    reach: &Reach,
+    reach: &ClientView,
     path: &WirePath,
     hold: Option<LockOwner<'_>>,
     held: &[Twin],
@@ -332,13 +332,13 @@ fn begin(
         return Err(Fault::new(Code::Limit, text));
     }
     if held.is_some() {
-        reach.hold(path)?;
+        reach.lock_target(path)?;
     }
     let folds_case = export.folder.folds_case(&below);
     Ok((About { boot, root, above, keeps, folds_case }, held))
 }
 
-fn habits(reach: &Reach, path: &WirePath, tries: bool) -> Result<Habits, Fault> {
+fn habits(reach: &ClientView, path: &WirePath, tries: bool) -> Result<Habits, Fault> {
     let (export, below) = reach.resolve(path)?;
     if tries {
         export.writable("change", path)?;

@@ -2,12 +2,12 @@
 //! a page with the same digest. Jobs prefetch the next pages, so that neither side waits; not where
 //! file digests are wanted, which cost more than the wait. `mirror` calls it.
 
-use crate::exports::client_view::Reach;
+use crate::exports::client_view::ClientView;
 use crate::exports::open::ExportFolder;
 use crate::exports::open::open_source;
-use crate::limits::client_limits::Share;
-use crate::limits::fair_pool::Place;
-use crate::limits::memory_budget::{WALK_BYTES, refusal};
+use crate::limits::client_limits::ClientLimits;
+use crate::limits::fair_pool::Permit;
+use crate::limits::memory_budget::{WALK_BYTES, out_of_budget};
 use crate::session::Services;
 use crate::session::client::Client;
 use crate::session::disclosed_owners::{DisclosedOwners, of_meta};
@@ -48,7 +48,7 @@ struct OpenWalk {
     /// The walk, while no job makes a page of it; none when it is over.
     paused: Option<Box<PausedWalk>>,
     /// The memory of its pages.
-    _memory: Place,
+    _memory: Permit,
 }
 
 /// A page that the client has.
@@ -116,7 +116,7 @@ impl Walks {
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
         let memory = client.memory.take(WALK_BYTES);
-        let memory = memory.ok_or_else(|| End::Refused(refusal("another walk")))?;
+        let memory = memory.ok_or_else(|| End::Refused(out_of_budget("another walk")))?;
         let (requested, ready) = (Some(None), VecDeque::new());
         let walk = OpenWalk { requested, ready, paused: None, _memory: memory };
         self.open.insert(request, walk);
@@ -143,14 +143,14 @@ impl Walks {
         make: impl FnOnce(&Hasher) -> NewPage + Send + 'static,
     ) {
         let (services, over) = (client.services.clone(), client.cancel.flag());
-        let hasher = Hasher { services, over, meter: client.share.name.matching.meter() };
+        let hasher = Hasher { services, over, meter: client.share.name.pattern_steps.meter() };
         let work = move || {
             let (paused, page) = make(&hasher);
             WalkedPage { request, page, paused }
         };
         match digests {
             true => {
-                let Share { name, hashed_walks, threads, .. } = &*client.share;
+                let ClientLimits { name, hashed_walks, threads, .. } = &*client.share;
                 let all = &client.services.hashed_walks;
                 let rooms = [hashed_walks, &name.hashed_walks, all, threads, &name.threads];
                 self.jobs.run_within(rooms.map(Arc::clone), work);
@@ -249,7 +249,7 @@ pub(super) enum WalkScope {
 
 fn begin_walk(
     hasher: &Hasher,
-    reach: &Reach,
+    reach: &ClientView,
     scan: TreeScan,
     all: WalkScope,
     beside: Option<OwnedFd>,

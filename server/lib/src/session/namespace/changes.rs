@@ -1,7 +1,7 @@
 //! Applies changes of the namespace: new folders and symlinks, hard links, metadata, owners,
 //! removals. Owns the maximum of waiting requests. Jobs of `namespace` call it.
 
-use crate::exports::client_view::Reach;
+use crate::exports::client_view::ClientView;
 use crate::exports::quota;
 use crate::session::sync_lock::LockCarrier;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(super) enum Change {
 
 /// Makes entries in order; returns one answer each, and the metadata that was not kept.
 pub(super) fn make_all(
-    reach: &Reach,
+    reach: &ClientView,
     entries: &[NewEntry],
     over: Over,
     locks: &LockCarrier,
@@ -44,7 +44,7 @@ pub(super) fn make_all(
     (answers, dropped)
 }
 
-fn make(reach: &Reach, entry: &NewEntry, over: Over) -> Result<Dropped, Fault> {
+fn make(reach: &ClientView, entry: &NewEntry, over: Over) -> Result<Dropped, Fault> {
     let (export, path) = reach.resolve(&entry.path)?;
     // The client may ask for a folder that exists anyway.
     if !path.is_root() {
@@ -77,7 +77,7 @@ fn make(reach: &Reach, entry: &NewEntry, over: Over) -> Result<Dropped, Fault> {
 
 /// Applies edits in order; returns one answer each, and the metadata that was not kept.
 pub(super) fn change_all(
-    reach: &Reach,
+    reach: &ClientView,
     changes: &[Edit],
     locks: &LockCarrier,
 ) -> (Vec<Result<(), Fault>>, Dropped) {

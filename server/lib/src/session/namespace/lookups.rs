@@ -1,7 +1,7 @@
 //! Stat and scans: looks up paths, and lists a folder or a tree in pages. Owns the maximum of a
 //! page. Jobs of `namespace` call it.
 
-use crate::exports::client_view::Reach;
+use crate::exports::client_view::ClientView;
 use std::sync::atomic::{AtomicBool, Ordering};
 use verbatim_control::Expected;
 use verbatim_files::Walk;
@@ -50,7 +50,7 @@ impl Page {
 
 /// Looks up paths, with owner and link count where the client wants them.
 pub(super) fn look_at_all(
-    reach: &Reach,
+    reach: &ClientView,
     look: &Look,
     with_ties: bool,
     expected: Expected,
@@ -71,7 +71,7 @@ pub(super) fn look_at_all(
     StatAnswers { answers, ties, errors, _expected: expected }
 }
 
-fn stat(reach: &Reach, path: &WirePath, follow: bool) -> Result<(Entry, Option<Ties>), Fault> {
+fn stat(reach: &ClientView, path: &WirePath, follow: bool) -> Result<(Entry, Option<Ties>), Fault> {
     if path.is_root() {
         return Ok((folder_entry(WirePath::root()), None));
     }
@@ -83,7 +83,7 @@ fn stat(reach: &Reach, path: &WirePath, follow: bool) -> Result<(Entry, Option<T
 
 /// Begins a scan.
 pub(super) fn begin(
-    reach: &Reach,
+    reach: &ClientView,
     scan: ScanRequest,
     ties: bool,
     meter: Meter,

@@ -11,7 +11,7 @@ use super::client::Client;
 use super::disclosed_owners::{DisclosedOwners, of_meta, of_ties};
 use super::end::End;
 use super::sync_lock::LockCarrier;
-use crate::observe::session_stats::View;
+use crate::observe::session_stats::SessionStats;
 pub(super) use changes::{CHANGES_UNMETERED_MAX, CHANGES_WAITING_MAX, Edits};
 use changes::{Change, change_all, make_all};
 use lookups::{Page, Scan, StatAnswers, begin, look_at_all, next_page};
@@ -56,11 +56,11 @@ pub(crate) enum NamespaceEvent {
 
 impl NamespaceEvent {
     /// Adds a job's answer to the counters.
-    pub fn count(&self, view: &View, _time: Duration) {
+    pub fn count(&self, view: &SessionStats, _time: Duration) {
         match self {
-            Self::Stated(_, answers) => answers.errors().for_each(|fault| view.trouble(fault)),
+            Self::Stated(_, answers) => answers.errors().for_each(|fault| view.report_error(fault)),
             Self::Page(_, page) => {
-                page.errors().for_each(|fault| view.trouble(fault));
+                page.errors().for_each(|fault| view.report_error(fault));
                 view.scanned();
             }
             Self::Made(_, answers, _) => {
@@ -115,7 +115,7 @@ impl Namespace {
         }
         self.scans.insert(request, None);
         let (reach, ties) = (client.reach.clone(), self.ties);
-        let (over, meter) = (client.cancel.flag(), client.share.name.matching.meter());
+        let (over, meter) = (client.cancel.flag(), client.share.name.pattern_steps.meter());
         self.jobs.run(move || {
             let page = match begin(&reach, scan, ties, meter) {
                 Ok(scan) => next_page(scan, &over),

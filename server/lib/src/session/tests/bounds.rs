@@ -2,8 +2,8 @@
 //! without a socket, as in `tests`.
 
 use super::*;
-use crate::limits::client_limits::{CLIENT_THREADS_MAX, Share};
-use crate::limits::fair_pool::Places;
+use crate::limits::client_limits::{CLIENT_THREADS_MAX, ClientLimits};
+use crate::limits::fair_pool::FairPool;
 use crate::session::backpressure::{AHEAD_BYTES_MAX, JOBS_UNMETERED_MAX};
 use crate::session::fd_queue::FD_WAIT_MAX;
 use verbatim_proto::Meta;
@@ -12,7 +12,7 @@ use verbatim_proto::meta::Xattr;
 
 /// A client of a server with so many descriptors for files; `data` has empty ones.
 fn with_places(places: usize) -> Scene {
-    let scene = Scene::sharing(|_| (), |services| services.shares.files = Places::new(places));
+    let scene = Scene::sharing(|_| (), |services| services.shares.files = FairPool::new(places));
     for number in 0..10 {
         std::fs::write(scene.data().join(number.to_string()), b"").expect("writes");
     }
@@ -44,7 +44,7 @@ impl Scene {
         self.say(ClientMessage::Read(close)).expect("it is open");
     }
 
-    fn share(&self) -> Arc<Share> {
+    fn share(&self) -> Arc<ClientLimits> {
         self.session.client.share.clone()
     }
 }
@@ -93,8 +93,8 @@ async fn a_session_that_finds_no_descriptor_in_time_fails_its_files_and_goes_on(
     }
     drop(other);
     let until = Instant::now() + SOON;
-    while scene.session.client.services.shares.files.left() == 0 {
-        let left = scene.session.client.services.shares.files.left();
+    while scene.session.client.services.shares.files.free() == 0 {
+        let left = scene.session.client.services.shares.files.free();
         assert!(
             Instant::now() < until,
             "{left} places for files are left by a session that is gone"
@@ -110,7 +110,7 @@ async fn files_that_are_written_take_descriptors_until_they_are_gone() {
     let mut scene = with_places(3);
     scene.creates(FileId(1), 10).await;
     let files = scene.session.client.services.shares.files.clone();
-    assert_eq!(files.left(), 1, "its own, and that of its folder");
+    assert_eq!(files.free(), 1, "its own, and that of its folder");
     let info = FileInfo { size: 1, mode: 0o600, mtime_ns: 0, allocated: 1, version: None };
     let create = CreateFile { file: FileId(2), path: path("data/b"), info, stream: false };
     let create = WriteRequest::Create { files: vec![create] };
@@ -124,7 +124,7 @@ async fn files_that_are_written_take_descriptors_until_they_are_gone() {
     });
     assert_eq!(created.await, FileId(2));
     drop(scene);
-    assert_eq!(files.left(), 3);
+    assert_eq!(files.free(), 3);
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 //! socket, as in `tests`.
 
 use super::*;
-use crate::limits::fair_pool::Places;
+use crate::limits::fair_pool::FairPool;
 use verbatim_proto::Look;
 use verbatim_proto::message::Entry;
 
@@ -12,7 +12,7 @@ const PATHS: usize = 100;
 /// A client of a server that keeps so many bytes for all clients; `data/0` and the following are
 /// symlinks with long targets.
 fn with_memory(bytes: usize) -> Scene {
-    let scene = Scene::sharing(|_| (), |services| services.shares.memory = Places::new(bytes));
+    let scene = Scene::sharing(|_| (), |services| services.shares.memory = FairPool::new(bytes));
     for number in 0..PATHS {
         let target = "x".repeat(1000);
         std::os::unix::fs::symlink(target, scene.data().join(number.to_string())).expect("a link");

@@ -2,7 +2,7 @@
 //! became of each queue pair.
 
 use super::*;
-use crate::limits::client_limits::Share;
+use crate::limits::client_limits::ClientLimits;
 use crate::rdma::registrations::ConnectedQp;
 use crate::session::links::PairEvent;
 use tokio::sync::Semaphore;
@@ -57,7 +57,7 @@ async fn requests_after_an_attach_wait_for_the_device_to_join() {
 struct Pairs {
     scene: Scene,
     /// With threads, unlike its jobs.
-    share: Arc<Share>,
+    share: Arc<ClientLimits>,
 }
 
 impl Pairs {
@@ -91,7 +91,7 @@ impl Pairs {
         let connected =
             ConnectedQp { link: Box::new(QueuePair(end, alive)), address: vec![7], rail: 0 };
         if !is_wanted {
-            let Share { threads, name, .. } = &*self.share;
+            let ClientLimits { threads, name, .. } = &*self.share;
             let threads = [threads, &name.threads].map(Arc::clone);
             let jobs = &mut self.scene.session.links.setup.jobs;
             *jobs = jobs.within(threads);

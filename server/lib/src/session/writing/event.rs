@@ -2,7 +2,7 @@
 //! `Writing` stands above that.
 
 use super::open_upload::Created;
-use crate::observe::session_stats::View;
+use crate::observe::session_stats::SessionStats;
 use std::time::Duration;
 use verbatim_proto::message::{FileId, Offer};
 use verbatim_proto::{Digest, Dropped, Extent, Fault};
@@ -22,7 +22,7 @@ pub(crate) enum WriteEvent {
 
 impl WriteEvent {
     /// Adds a job's answer and its duration to the counters.
-    pub fn count(&self, view: &View, time: Duration) {
+    pub fn count(&self, view: &SessionStats, time: Duration) {
         match self {
             Self::Created(answers) => {
                 let faults = answers.iter().map(|(_, answer)| answer.as_ref().err());

@@ -14,9 +14,9 @@ use super::client::Client;
 use super::end::{End, end_if_unreleased};
 use super::links::Links;
 use super::sync_lock::{HELD_LOOK_EVERY, HELD_MAX};
-use crate::exports::client_view::Reach;
+use crate::exports::client_view::ClientView;
 use crate::exports::open::open_source;
-use crate::limits::file_room::Room;
+use crate::limits::file_permits::FilePermits;
 use crate::observe::session_stats::FileRecord;
 use crate::worker::chunk_store::{
     Chunk, ChunkLocation, DirectRangeRequest, DirectWriteEvent, PieceTarget,
@@ -146,7 +146,7 @@ impl Writing {
             ServerEffect::Discard(ids) => {
                 for id in ids {
                     self.sizes.remove(&id);
-                    client.view.over(Direction::Write, id);
+                    client.view.file_ended(Direction::Write, id);
                     if let Some(upload) = self.targets.remove(&id) {
                         upload.target.discard();
                     }
@@ -187,12 +187,12 @@ impl Writing {
     }
 
     /// Creates temporary files that have their descriptors.
-    pub fn create_ready(&self, client: &Client, files: Vec<(CreateFile, Room)>) {
+    pub fn create_ready(&self, client: &Client, files: Vec<(CreateFile, FilePermits)>) {
         let (reach, view) = (client.reach.clone(), client.view.clone());
         let (over, rehashed) = (client.cancel.flag(), self.rehashed.clone());
         self.jobs.run(move || {
             let until = Instant::now() + HELD_MAX;
-            let create_one = |(request, room): (CreateFile, Room)| {
+            let create_one = |(request, room): (CreateFile, FilePermits)| {
                 let (export, path) = reach.resolve_for_data(&request.path)?;
                 export.writable("create", &request.path)?;
                 let upload = |target, path| {
@@ -259,7 +259,7 @@ impl Writing {
                 Ok((upload, have)) => {
                     let bytes = self.sizes.get(&id).copied().unwrap_or(0);
                     let found = have.as_ref().map_or(0, |have| have.extents.bytes());
-                    client.view.began(Direction::Write, id, &upload.path, bytes, found);
+                    client.view.file_began(Direction::Write, id, &upload.path, bytes, found);
                     self.targets.insert(id, upload);
                     created.push((id, Ok(have)));
                 }
@@ -414,7 +414,7 @@ impl Writing {
     ) {
         let take = |(id, meta): (FileId, Kept)| {
             let bytes = self.sizes.remove(&id).unwrap_or(0);
-            client.view.over(Direction::Write, id);
+            client.view.file_ended(Direction::Write, id);
             let upload = self.targets.remove(&id).expect("whole files are open");
             let record = FileRecord { path: upload.path.clone(), bytes, began: upload.began };
             ((id, upload, meta), record)
@@ -435,7 +435,7 @@ impl Writing {
 
 /// Copies matching ranges of a file in an export into a temporary file.
 fn take(
-    reach: &Reach,
+    reach: &ClientView,
     upload: &OpenUpload,
     size: u64,
     Offer { basis, piece }: &Offer,
@@ -458,7 +458,7 @@ fn wait_for_release(folder: &Folder, path: &WirePath, key: &Digest, until: Insta
 mod tests {
     use super::*;
     use crate::exports::quota::Quota;
-    use crate::limits::fair_pool::{Places, Taker};
+    use crate::limits::fair_pool::{FairPool, PoolShare};
     use std::sync::atomic::AtomicBool;
     use verbatim_files::Rules;
     use verbatim_proto::Meta;
@@ -473,7 +473,7 @@ mod tests {
         let max = Cost { bytes: 6000, files: 1 };
         let quota = Some(Arc::new(Quota::new("in", max, Cost::default())));
         let (rules, began) = (Rules::of_user(), Instant::now());
-        let room = Arc::new(Room::of(&Taker::new(&Places::new(2))).expect("room"));
+        let room = Arc::new(FilePermits::of(&PoolShare::new(&FairPool::new(2))).expect("room"));
         OpenUpload { target, rules, path, quota, began, _room: room }
     }
 

@@ -3,7 +3,7 @@
 //! unless it was committed or is kept for resuming.
 
 use crate::exports::quota::{self, Quota};
-use crate::limits::file_room::Room;
+use crate::limits::file_permits::FilePermits;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -24,7 +24,7 @@ pub(crate) struct OpenUpload {
     pub(super) quota: Option<Arc<Quota>>,
     pub(super) began: Instant,
     /// Dropped after the target, whose descriptor it counts.
-    pub(super) _room: Arc<Room>,
+    pub(super) _room: Arc<FilePermits>,
 }
 
 impl OpenUpload {

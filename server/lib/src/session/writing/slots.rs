@@ -2,7 +2,7 @@
 //! is up, as many as the pin budget allows; freed when the link is dead. If a device refuses to
 //! register slots, its link ends, and the session goes on.
 
-use crate::limits::fair_pool::Place;
+use crate::limits::fair_pool::Permit;
 use crate::session::client::Client;
 use crate::session::end::{End, end_if_unreleased};
 use crate::session::links::Links;
@@ -29,7 +29,7 @@ struct Slot {
     /// The number of its registration.
     number: u64,
     memory: SharedSlot,
-    _taken: Place,
+    _taken: Permit,
 }
 
 /// A new slot, its address, and its length.
