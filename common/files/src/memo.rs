@@ -1,5 +1,5 @@
-//! What is known of a file that is sent: the digests of its grains, kept beside
-//! the keys of the client while an upload is unfinished, so that a later try
+//! Digest cache of a client: the digests of the grains of a file that it uploads, kept beside
+//! the keys of the client while the upload is unfinished, so that a later try
 //! need not hash again what the server already has. Called by `source`.
 //!
 //! The rule is that of the server's digest cache: a memo is of one identity

@@ -1,6 +1,6 @@
 //! Patterns of names, as shells have them: `*`, `?`, `[a-z]`, `[!a-z]`, and `\`
 //! before a letter that means itself. Pure; used by the client for sources with
-//! wildcards, and by both sides for what a copy leaves out.
+//! wildcards, and by both sides for `--exclude` and `--include`.
 //!
 //! Names are bytes. Where they are UTF-8 a `?` is one character, elsewhere one
 //! byte. The time to match grows with pattern times name, whatever the pattern. All

@@ -1,4 +1,4 @@
-//! Files and symbolic links with several names, called files here. The first name of
+//! Hard links: files and symbolic links with several names, called files here. The first name of
 //! one that the merge meets is copied or made; the others become links to it. At the target a file
 //! with several names is kept only for one file of the source: whoever comes
 //! second gets a file of its own, or a change to one would change the other.

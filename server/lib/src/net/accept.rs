@@ -1,7 +1,7 @@
 //! Accept path: limits handshakes per address, tells control from data connections by the
 //! first byte, authenticates clients, and passes both on, all before one deadline. A data
 //! connection whose ticket has already arrived skips the limit. Knows no session: `Host` serves
-//! clients. Never calls accept(2) and never stops the server: `server` does.
+//! clients. Never calls accept(2) and never ends sessions: `listener` does.
 
 use crate::config::Limits;
 use crate::net::credentials_watch::CredentialsWatch;

@@ -1,7 +1,8 @@
 //! Reloads authorized keys and tokens: polls their files four times a second while the
 //! server runs. Owns the authentication policy, and notifies sessions of changes, so that a
 //! revoked key ends the sessions that it began. An unreadable file is logged and changes
-//! nothing: an editing mistake must not disconnect all clients.
+//! nothing: an editing mistake must not disconnect all clients. Certificates are not reloaded:
+//! `server` reads them once, when it starts.
 
 use crate::config::Config;
 use std::os::fd::{AsFd, OwnedFd};
