@@ -155,7 +155,8 @@ impl Connection {
         let buffer = Arc::new(RangeBuffer::new(part, priority, &self.buffers));
         let request = |answer| FsRequest::Read(path.clone(), buffer.clone(), answer);
         let meta = self.try_once(request, deadline).await?;
-        let no_info = || Fault::new(Code::Protocol, "the server did not say what it opened");
+        let no_info =
+            || Fault::new(Code::Protocol, "the server sent no metadata of the file that it opened");
         let info = buffer.info().ok_or_else(no_info)?;
         let incomplete =
             || Fault::new(Code::Protocol, "the server ended a part before all was there");

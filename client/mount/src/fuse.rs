@@ -313,7 +313,7 @@ async fn read(tree: Arc<Tree>, open: Arc<OpenFile>, offset: u64, len: u64, reply
         }
         Err(fault) => {
             let (path, cause) = (remote.to_string(), &fault.text);
-            tracing::warn!(path, offset, cause, "a reader got an error");
+            tracing::warn!(path, offset, cause, "read failed");
             reply.error(errno(&TreeError::Read(fault)));
         }
     }

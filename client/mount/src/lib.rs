@@ -249,7 +249,10 @@ impl Mount {
             match detach.build_tree(&self.options).await {
                 Ok(tree) => tree,
                 Err(fault) => {
-                    tracing::error!(cause = fault.text, "it stays a mount: not all can be kept");
+                    tracing::error!(
+                        cause = fault.text,
+                        "the tree cannot be detached, and stays mounted"
+                    );
                     std::future::pending().await
                 }
             }

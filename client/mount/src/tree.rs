@@ -197,7 +197,7 @@ impl Tree {
     /// Logs a fault, of which the reader only sees an errno.
     fn log_fault(&self, path: &WirePath, fault: Fault) -> TreeError {
         if fault.code != Code::NotFound {
-            tracing::warn!(path = %path, cause = fault.text, "cannot be told");
+            tracing::warn!(path = %path, cause = fault.text, "request failed");
         }
         TreeError::Server(fault)
     }
@@ -245,7 +245,7 @@ impl Tree {
         match answer.map_err(|fault| self.log_fault(&remote, fault))?.entry.kind {
             EntryKind::Symlink { target } if is_target(&target) => Ok(target),
             EntryKind::Symlink { .. } => {
-                let text = "the server says that the link leads to what is no path";
+                let text = "the server sent a symbolic link whose target is not a valid path";
                 Err(self.log_fault(&remote, Fault::new(Code::Protocol, text)))
             }
             _ => Err(TreeError::Stale),

@@ -31,7 +31,7 @@ impl ClientSettings {
         // The parser's own message would quote the line, and the line may be a token.
         let text = Zeroizing::new(private::text(&path, bytes)?);
         let file: SettingsFile = toml::from_str(&text).map_err(|e| {
-            private::bad(&path, format!("it is not as expected{}", line_of(&e, &path)))
+            private::bad(&path, format!("it cannot be parsed{}", line_of(&e, &path)))
         })?;
         if file.server.values().any(|server| server.token.is_some()) {
             is_private?;

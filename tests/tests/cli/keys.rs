@@ -56,7 +56,7 @@ fn an_unauthorized_key_and_no_key_are_refused() {
     serve.cp(&with_key).refused(3, &said);
     assert!(names(&dir.path().join("out")).is_empty());
     let log = serve.log();
-    assert!(log.contains("client not let in"), "{log}");
+    assert!(log.contains("client rejected"), "{log}");
     assert!(!log.contains(&*key.to_token()), "no token is logged");
 }
 

@@ -166,7 +166,7 @@ fn answers_that_nobody_asked_for_end_a_session() {
     for script in [attached_twice::<0> as Script, attached_twice::<1000>] {
         let (_, copied) = copy_from(script, |_| {});
         let broken = copied.and_then(|copied| copied.summary.broken);
-        let said = "told of a link, and nobody had asked";
+        let said = "sent a link without a request";
         assert!(broken.as_ref().is_some_and(|it| it.text.contains(said)), "{broken:?}");
     }
 }

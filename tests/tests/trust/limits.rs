@@ -53,7 +53,7 @@ fn silent_from(world: &World, last: u8, count: usize) -> Vec<OwnedFd> {
 #[track_caller]
 fn wait_until_full(world: &World) {
     wait_for("the server logs that it sent a connection away", FOLLOW_MAX, || {
-        when(world.serve.log(), |log| log.contains("connection sent away")).map_err(Text)
+        when(world.serve.log(), |log| log.contains("connection rejected")).map_err(Text)
     });
 }
 
@@ -195,7 +195,7 @@ fn a_flood_of_refused_connections_is_a_few_lines_and_a_summary() {
         when(world.serve.log(), |log| log.contains(summary)).map_err(Text)
     });
     let log = world.serve.log();
-    let lines = log.lines().filter(|line| line.contains("connection sent away")).count();
+    let lines = log.lines().filter(|line| line.contains("connection rejected")).count();
     assert!((1..=20).contains(&lines), "{lines} lines: {log}");
 }
 
@@ -207,7 +207,7 @@ fn a_copy_that_comes_when_too_many_do_is_let_in_later() {
     wait_until_full(&world);
     let copy = world.serve.cp(&[world.serve.at("data/large"), world.text("out")]);
     copy.done();
-    assert!(world.serve.log().contains("connection sent away"), "{}", world.serve.log());
+    assert!(world.serve.log().contains("connection rejected"), "{}", world.serve.log());
     let [sent, came] = ["data/large", "out/large"].map(|path| std::fs::read(world.path(path)));
     assert!(sent.unwrap() == came.unwrap(), "other bytes");
 }

@@ -64,7 +64,7 @@ impl Kept {
     fn refuses(&mut self, words: &str) {
         self.serve.signal(Signal::HUP);
         let line = self.serve.said(words);
-        assert!(line.contains("configuration not taken"), "{line}");
+        assert!(line.contains("configuration rejected"), "{line}");
     }
 
     /// Ends it, and returns its exit code once its child is gone as well.
@@ -103,10 +103,13 @@ fn what_takes_the_place_of_the_configuration_neither_stops_nor_fills_the_parent(
     for (number, (put, words)) in NO_CONFIGURATION.into_iter().enumerate() {
         fs::remove_file(kept.config()).expect("ours");
         put(&kept.config());
-        let before = kept.serve.log().matches("configuration not taken").count();
+        let before = kept.serve.log().matches("configuration rejected").count();
         kept.serve.signal(Signal::HUP);
-        let log = kept.serve.logged("configuration not taken", before + 1);
-        let line = log.lines().rfind(|line| line.contains("not taken")).expect("it was logged");
+        let log = kept.serve.logged("configuration rejected", before + 1);
+        let line = log
+            .lines()
+            .rfind(|line| line.contains("configuration rejected"))
+            .expect("it was logged");
         assert!(line.contains(words), "of {number}: {line}");
         kept.restore();
         let left = kept.dir.path().join("other");

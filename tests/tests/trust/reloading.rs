@@ -104,7 +104,7 @@ fn a_configuration_that_is_no_good_changes_nothing() {
         configure(&config, more, &exports);
         serve.signal(Signal::HUP);
         let line = serve.said(why);
-        assert!(line.contains("configuration not taken"), "{line}");
+        assert!(line.contains("configuration rejected"), "{line}");
     }
     assert_eq!((child_of(&serve), before.is_some()), (before, true), "it goes on");
     serve.cp(&["--list", &serve.at("data")]).done();
@@ -141,7 +141,7 @@ impl Addressed {
 
     /// Waits until it did not take a configuration so many times, and says why not the last time.
     fn refusal(&self, times: usize) -> String {
-        let words = "configuration not taken";
+        let words = "configuration rejected";
         let log = self.serve.logged(words, times);
         log.lines().rfind(|line| line.contains(words)).expect("it was logged").to_owned()
     }
@@ -225,7 +225,7 @@ fn a_server_that_cannot_start_anew_is_started_as_it_was() {
     server.reload(free, &all, "");
     server.serve.said(&format!("cannot listen for metrics on {all}"));
     let line = server.refusal(1);
-    assert!(line.contains("the one before counts"), "{line}");
+    assert!(line.contains("the old one stays active"), "{line}");
     server.serves(2);
     assert_eq!(get(held.address, "/readyz").status, 200);
     server.reload(free, &held.text(), "drain_seconds = 1");

@@ -155,7 +155,7 @@ fn bad_names_grants_and_times_are_refused() {
     add(&["alice"]).refused(2, &["--export"]);
     add(&["a b", "--export", "data"]).refused(1, &["not a name of a token"]);
     add(&["a", "--export", "a/b:ro"]).refused(2, &["not a grant"]);
-    add(&["a", "--export", "data", "--expires", "soon"]).refused(2, &["is no time"]);
+    add(&["a", "--export", "data", "--expires", "soon"]).refused(2, &["is not a duration"]);
     add(&["a", "--export", "data", "--expires", "never"]).done();
     add(&["a", "--export", "data"]).refused(1, &["there is a token of this name", "hint: "]);
     let listed = world.token(&["list", "--json"]).done().stdout;

@@ -305,7 +305,7 @@ impl Engine {
     /// Ends the session because the server answered a request that was never sent; `what` names the
     /// answer.
     pub fn protocol_violation(&mut self, what: &str) {
-        let text = format!("the server told of {what}, and nobody had asked for that");
+        let text = format!("the server sent {what} without a request");
         self.fail_session(Fault::new(Code::Protocol, text));
     }
 
@@ -485,7 +485,7 @@ impl Engine {
             }
             ServerMessage::Refused(fault) => self.fail_session(fault),
             ServerMessage::Welcome(_) => {
-                self.fail_session(Fault::new(Code::Protocol, "the server greeted twice"));
+                self.fail_session(Fault::new(Code::Protocol, "the server sent Welcome twice"));
             }
             message => return Some(message),
         }

@@ -70,7 +70,7 @@ impl Location {
             return Ok(Self::Pipe);
         }
         if let Some((user, host)) = user_and_host(bytes) {
-            let cause = "knows who comes by a token or a certificate";
+            let cause = "identifies users by tokens and certificates";
             return Err(fail(format!("leave {user}@ out: {host} {cause}")));
         }
         let (authority, path, with_port) = if let Some(rest) = bytes.strip_prefix(SCHEME) {
@@ -260,16 +260,16 @@ mod tests {
             ("rdma://[::1]99/data", "[HOST]:PORT"),
             ("h:20777:/data", "rdma://h:20777/EXPORT"),
             ("[::1]:99:/data", "rdma://[::1]:99/EXPORT"),
-            ("me@h:/data", "leave me@ out: h knows who comes"),
+            ("me@h:/data", "leave me@ out: h identifies users by tokens"),
             ("rdma://me@h/data", "leave me@ out"),
             ("https://h/data", "rdma://HOST/EXPORT/PATH"),
             ("file:///data", "as its path alone"),
             ("h::data/x", "HOST:/EXPORT/PATH, with one colon"),
             ("fe80::1:/data", "[V6]:/EXPORT/PATH"),
-            ("me@h:99:/data", "leave me@ out: h knows"),
-            ("me@[fe80::1]:/data", "leave me@ out: [fe80::1] knows"),
-            ("rdma://me@[fe80::1]:99/data", "leave me@ out: [fe80::1]:99 knows"),
-            ("me@site@h:/data", "leave me@site@ out: h knows"),
+            ("me@h:99:/data", "leave me@ out: h identifies"),
+            ("me@[fe80::1]:/data", "leave me@ out: [fe80::1] identifies"),
+            ("rdma://me@[fe80::1]:99/data", "leave me@ out: [fe80::1]:99 identifies"),
+            ("me@site@h:/data", "leave me@site@ out: h identifies"),
         ] {
             let error = Location::parse(OsStr::new(bad)).expect_err(bad).to_string();
             assert!(error.contains(why), "{bad}: {error}");

@@ -142,7 +142,7 @@ pub fn hint_of(code: Code) -> Option<&'static str> {
         Code::LinkLost | Code::TimedOut | Code::Stopping => "run the same command again",
         Code::Denied => "the user of the server, or you on this machine, may not do this",
         Code::IsFolder => {
-            "copy folders with -r; one in the place of a file stays: move it, or name another target"
+            "copy folders with -r; a file never replaces a folder: move the folder, or name another target"
         }
         Code::Exists => "name another target",
         Code::Special => {

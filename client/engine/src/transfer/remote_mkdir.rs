@@ -95,7 +95,7 @@ impl RemoteMkdir {
     ) -> Vec<(WorkItem, Upload)> {
         let requests = self.requests.remove(&request);
         let Some(pending) = requests.filter(|pending| pending.labels.len() == answers.len()) else {
-            let text = "the server made what nobody asked for";
+            let text = "the server answered a request to make folders that was not sent";
             engine.fail_session(Fault::new(Code::Protocol, text));
             return Vec::new();
         };

@@ -154,7 +154,10 @@ impl Verifier {
                 match here == zeros {
                     true => Ok(zeros),
                     false => {
-                        let text = format!("it is no hole here, from byte {}", extent.offset);
+                        let text = format!(
+                            "the source has a hole and the target has data, from byte {}",
+                            extent.offset
+                        );
                         Err(Fault::new(Code::Mismatch, text))
                     }
                 }

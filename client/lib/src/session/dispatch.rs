@@ -230,7 +230,7 @@ impl Dispatcher {
             }
             ServerMessage::Made { request, answers } => match activity.transfer() {
                 Some(transfer) => transfer.made(engine, request, answers),
-                None => engine.protocol_violation("something it made"),
+                None => engine.protocol_violation("a mkdir reply"),
             },
             ServerMessage::Write(reply) => {
                 if let Some(transfer) = activity.transfer() {
@@ -255,7 +255,7 @@ impl Dispatcher {
                 transfer.stated(engine, request, answers);
             }
             _ if queries.awaits(request) => queries.stated(answers),
-            _ => engine.protocol_violation("what is at some paths"),
+            _ => engine.protocol_violation("a stat reply"),
         }
     }
 
@@ -263,7 +263,7 @@ impl Dispatcher {
         let Self { engine, activity, queries } = self;
         match activity {
             Activity::Sync(transfer, sync) => sync.reply(engine, transfer, reply),
-            _ if !queries.mirror_reply(reply) => engine.protocol_violation("something of a mirror"),
+            _ if !queries.mirror_reply(reply) => engine.protocol_violation("a mirror reply"),
             _ => {}
         }
     }

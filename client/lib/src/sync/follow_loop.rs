@@ -206,7 +206,7 @@ fn write(file: &StatusFile, status: &mut FollowStatus, unwritten: &mut bool) {
 /// The status as a sentence, for systemd.
 fn sentence(status: &FollowStatus) -> String {
     let FollowStatus { source, target, .. } = status;
-    let error = status.error.as_deref().unwrap_or("for no reason that is known");
+    let error = status.error.as_deref().unwrap_or("unknown cause");
     match status.state {
         FollowState::Starting => format!("copying {source} to {target}"),
         FollowState::Syncing => format!("copying what changed in {source}"),

@@ -102,7 +102,7 @@ impl Apply {
                     pending.finish(engine, spec, answer);
                 }
             }
-            None => engine.protocol_violation("changes"),
+            None => engine.protocol_violation("a reply to edits"),
         }
     }
 

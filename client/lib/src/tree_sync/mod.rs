@@ -198,9 +198,9 @@ impl TreeSync {
                 self.publish_answered(engine, answer);
             }
             MirrorReply::Begun { .. } | MirrorReply::Staged { .. } => {
-                engine.protocol_violation("a target that it holds");
+                engine.protocol_violation("a lock reply");
             }
-            MirrorReply::Published { .. } => engine.protocol_violation("a tree that is in place"),
+            MirrorReply::Published { .. } => engine.protocol_violation("a publish reply"),
             MirrorReply::Walked { request, found, leftovers, done } => {
                 let side = spec.side_of_remote();
                 let page = SidePage { side, found, leftovers, done };
@@ -215,7 +215,7 @@ impl TreeSync {
             MirrorReply::Numbers { request, numbers } => {
                 self.scan.numbered(engine, spec, ids, request, numbers);
             }
-            MirrorReply::Habits { .. } => engine.protocol_violation("what it can keep"),
+            MirrorReply::Habits { .. } => engine.protocol_violation("file system capabilities"),
             MirrorReply::Changed { request, answers } => {
                 self.apply.changed(engine, spec, request, answers);
             }

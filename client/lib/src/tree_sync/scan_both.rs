@@ -208,7 +208,7 @@ impl ScanBoth {
         done: bool,
     ) {
         if !self.remote.accept_matching_page(request, done) {
-            return engine.protocol_violation("a page that is the same");
+            return engine.protocol_violation("a page-unchanged reply");
         }
         self.compare_matching_page(engine, spec, ids, done);
     }
@@ -393,7 +393,7 @@ impl ScanBoth {
         remote_done: bool,
     ) {
         let Some(LocalPage { page, done, .. }) = self.page_match.take_matching() else {
-            return engine.protocol_violation("a page that is the same");
+            return engine.protocol_violation("a page-unchanged reply");
         };
         let TreePage { found, leftovers } = page;
         // Leftovers matter only at the target, and the server has none in this page.

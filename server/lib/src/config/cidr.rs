@@ -35,8 +35,9 @@ impl FromStr for CidrRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let none =
-            || format!("{text:?} is no range of addresses; write 10.0.0.0/8, fd00::/8 or 10.0.0.7");
+        let none = || {
+            format!("{text:?} is not a range of addresses; write 10.0.0.0/8, fd00::/8 or 10.0.0.7")
+        };
         let (address, bits) = match text.split_once('/') {
             Some((address, bits)) => (address, Some(bits.parse::<u8>().map_err(|_| none())?)),
             None => (text, None),
@@ -128,7 +129,10 @@ mod tests {
             assert_eq!(text.parse::<CidrRange>().unwrap().to_string(), text);
         }
         for bad in ["", "10.0.0.0/33", "10.0.0", "host/8", "fe80::/129", "10.0.0.0/"] {
-            assert!(bad.parse::<CidrRange>().unwrap_err().contains("no range"), "{bad}");
+            assert!(
+                bad.parse::<CidrRange>().unwrap_err().contains("not a range of addresses"),
+                "{bad}"
+            );
         }
         assert!("10.0.0.1/8".parse::<CidrRange>().unwrap_err().contains("more bits"));
     }

@@ -3,7 +3,7 @@
 
 /// Parses a duration into seconds: a number followed by s, m, h, d or w.
 pub fn parse(text: &str) -> Result<u64, String> {
-    let invalid = || format!("{text:?} is no time; write 90m, 12h or 30d");
+    let invalid = || format!("{text:?} is not a duration; write 90m, 12h or 30d");
     let unit = text.chars().next_back().ok_or_else(invalid)?;
     let (_, seconds) = UNITS.iter().find(|(letter, _)| *letter == unit).ok_or_else(invalid)?;
     let digits = &text[..text.len() - unit.len_utf8()];

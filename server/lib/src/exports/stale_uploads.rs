@@ -60,7 +60,7 @@ fn clean_all(exports: &Exports, keep: Duration, stop: &AtomicBool) {
         if export.mode == Mode::ReadWrite {
             let name = String::from_utf8_lossy(name);
             if let Err(fault) = clean_export(&name, export, keep, stop) {
-                tracing::warn!(export = %name, cause = %fault, "leftovers not looked for");
+                tracing::warn!(export = %name, cause = %fault, "export not scanned for stale uploads");
             }
         }
     }

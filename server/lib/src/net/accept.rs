@@ -121,8 +121,8 @@ impl<H: Host> Admission<H> {
     fn refuse(&self, stream: &TcpStream, peer: SocketAddr, cause: &str) {
         self.observatory.counters.metrics.entered(Entry::Full);
         if self.refusals.should_log(Refusal::NoRoom) {
-            tracing::warn!(%peer, cause, "connection sent away");
-            let text = format!("connection sent away: {cause}");
+            tracing::warn!(%peer, cause, "connection rejected");
+            let text = format!("connection rejected: {cause}");
             self.observatory.report_error(peer, Code::Limit, text);
         }
         // Closing a socket with unread bytes sends RST, and the peer loses the refusal: so read
@@ -188,8 +188,8 @@ impl<H: Host> Admission<H> {
                 let observatory = &self.observatory;
                 observatory.counters.metrics.entered(Entry::Refused);
                 if self.refusals.should_log(Refusal::NotAuthenticated) {
-                    tracing::warn!(%peer, %error, "client not let in");
-                    let text = format!("client not let in: {error}");
+                    tracing::warn!(%peer, %error, "client rejected");
+                    let text = format!("client rejected: {error}");
                     observatory.report_error(peer, Code::NotAuthenticated, text);
                 }
             }
@@ -212,14 +212,18 @@ impl<H: Host> Admission<H> {
             let peeked = tokio::select! {
                 peeked = timeout_at(next_check, stream.peek(&mut first)) => peeked,
                 () = pending.evicted() => {
-                    self.refuse(stream, peer, "it was silent, and others came");
+                    self.refuse(stream, peer, "it sent nothing, and newer connections needed its place");
                     return None;
                 }
             };
             match peeked {
                 Ok(Ok(1)) if pending.mark_first_byte() => return Some(first[0]),
                 // Its first byte arrived just after its eviction.
-                Ok(Ok(1)) => self.refuse(stream, peer, "it was silent, and others came"),
+                Ok(Ok(1)) => self.refuse(
+                    stream,
+                    peer,
+                    "it sent nothing, and newer connections needed its place",
+                ),
                 Ok(_) => tracing::debug!(%peer, "connection said nothing"),
                 Err(_) if Instant::now() >= deadline => {
                     tracing::debug!(%peer, "connection said nothing in time");

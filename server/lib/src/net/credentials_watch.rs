@@ -68,7 +68,7 @@ impl CredentialFiles {
                 let read = match timeout(POLL_INTERVAL + POLL_TIME_MAX, received.recv()).await {
                     Ok(read) => read,
                     Err(_) => {
-                        tracing::error!("keys not read: their files do not answer");
+                        tracing::error!("keys not read: their file system does not answer");
                         received.recv().await
                     }
                 };
@@ -146,7 +146,7 @@ fn apply(
             *last_error = error.to_string();
             if *last_error != previous {
                 let hint = error.hint().unwrap_or_default();
-                tracing::error!(%error, hint, "keys not read: those of before count");
+                tracing::error!(%error, hint, "keys not read: the previous keys stay valid");
             }
         }
     }

@@ -39,7 +39,7 @@ impl Session {
     /// Runs the housekeeping; `silent` is the time since the last message of the client.
     pub(super) fn tick(&mut self, silent: Duration) -> Result<(), End> {
         if self.limits.has_lost_event() {
-            let text = "more happened at a time than the server can take";
+            let text = "the event queue of this session is full";
             return Err(End::Refused(Fault::new(Code::Limit, text)));
         }
         self.links.count_lost_before(&self.client, Instant::now());

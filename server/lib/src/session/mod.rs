@@ -249,12 +249,15 @@ impl Session {
     fn handle_message(&mut self, message: ClientMessage) -> Result<(), End> {
         tracing::trace!(session = self.client.id, content = ?message, "message received");
         if self.limits.under_way() >= JOBS_MAX {
-            let text = format!("the client asks for more than {JOBS_MAX} things at a time");
+            let text = format!("the client has more than {JOBS_MAX} requests in progress");
             return Err(End::refused(Code::Limit, text));
         }
         match message {
             ClientMessage::Hello(_) => {
-                return Err(End::Refused(Fault::new(Code::Protocol, "the client greeted twice")));
+                return Err(End::Refused(Fault::new(
+                    Code::Protocol,
+                    "the client sent Hello twice",
+                )));
             }
             ClientMessage::Bye => return Err(End::Bye),
             ClientMessage::Attach { link, offer } => {
@@ -481,7 +484,7 @@ impl Session {
             }
         }
         if let Err(error) = self.client.outbox.close().await {
-            tracing::debug!(session, %error, "goodbye not delivered");
+            tracing::debug!(session, %error, "last message not delivered");
         }
     }
 }

@@ -68,7 +68,7 @@ impl Host for SessionHost {
             let links_max = self.services.links_max;
             ServerMessage::Welcome(message::Welcome { agent, session: id, links_max })
         } else {
-            let text = format!("{} is no chunk size", hello.chunk_bytes);
+            let text = format!("{} is not a valid chunk size", hello.chunk_bytes);
             ServerMessage::Refused(Fault::new(Code::Protocol, text))
         };
         let refused = matches!(welcome, ServerMessage::Refused(_));

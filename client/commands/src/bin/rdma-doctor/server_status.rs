@@ -89,12 +89,12 @@ fn fetch(address: &str) -> Result<Value, String> {
         }
     }
     let text = String::from_utf8_lossy(&bytes);
-    let (head, body) = text.split_once("\r\n\r\n").ok_or("this is no HTTP")?;
+    let (head, body) = text.split_once("\r\n\r\n").ok_or("the reply is not HTTP")?;
     let line = head.lines().next().unwrap_or_default();
     if !line.contains(" 200") {
         return Err(format!("it answers {}", clean(line)));
     }
-    serde_json::from_str(body).map_err(|error| format!("this is no status: {error}"))
+    serde_json::from_str(body).map_err(|error| format!("the reply is not a status: {error}"))
 }
 
 /// The status as text for people.

@@ -45,11 +45,11 @@ pub struct Flags {
     #[arg(value_name = "MOUNTPOINT", required_unless_present = "status")]
     mountpoint: Option<PathBuf>,
 
-    /// Print how a mount is doing instead.
+    /// Print the status of a mount instead.
     ///
-    /// Whether the server is there, what was fetched and what is kept, how far the fill
-    /// is, and whether complete files are read past the daemon, and if not why. With
-    /// --json as the daemon tells it.
+    /// The connection to the server, bytes fetched and cached, progress of the fill, and
+    /// whether the kernel reads complete cached files by itself (FUSE passthrough), or why
+    /// not. With --json in the daemon's own format.
     #[arg(long, value_name = "MOUNTPOINT", conflicts_with_all = ["source", "mountpoint"])]
     pub status: Option<PathBuf>,
 

@@ -101,7 +101,7 @@ async fn run(flags: &Flags, options: MountOptions) -> ExitCode {
     }
     let status_handle = mount.status_handle();
     if let Some(port) = port {
-        tracing::info!(address = %port.address(), "numbers are shown");
+        tracing::info!(address = %port.address(), "metrics are served");
         tokio::spawn(reporting::serve_metrics(
             status_handle.clone(),
             options.mountpoint.clone(),

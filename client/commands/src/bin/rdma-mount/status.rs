@@ -28,7 +28,7 @@ fn text(status: &Value) -> String {
     let bytes = |value: &Value| BinaryBytes(value.as_u64().unwrap_or_default()).to_string();
     let word = |value: &Value| clean(value.as_str().unwrap_or_default());
     let server = match status["server"]["up"] == true {
-        true => "there".to_owned(),
+        true => "connected".to_owned(),
         false => format!("away: {}", word(&status["server"]["cause"])),
     };
     let transport = match (status["transport"].as_str(), status["reason"].as_str()) {

@@ -148,7 +148,7 @@ impl Output {
         if self.json {
             out!("{}", json!({ "event": "reconnected" }));
         } else if self.bar.is_hidden() && !self.quiet {
-            self.note("the server is there again, going on");
+            self.note("reconnected to the server, continuing");
         }
     }
 

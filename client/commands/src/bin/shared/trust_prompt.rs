@@ -109,7 +109,7 @@ fn ask(
             "no" => return Ok(false),
             typed => match typed.parse::<Fingerprint>() {
                 Ok(typed) => return Ok(typed == presented),
-                Err(_) => writeln!(terminal, "That is none of them.")?,
+                Err(_) => writeln!(terminal, "Answer yes, no, or the fingerprint of the server.")?,
             },
         }
     }

@@ -220,8 +220,8 @@ impl Keeper<'_> {
 
     fn refuse(&self, error: &ServerError) {
         let hint = error.hint().unwrap_or_default();
-        tracing::error!(%error, hint, "configuration not taken: the one before counts");
-        self.notifier.tell(&[], &format!("configuration not taken: {error}"));
+        tracing::error!(%error, hint, "new configuration rejected, the old one stays active");
+        self.notifier.tell(&[], &format!("new configuration rejected: {error}"));
     }
 
     /// Looks whether a server listens by now that was started anew.
@@ -238,12 +238,12 @@ impl Keeper<'_> {
 
     /// Starts the server as it was before, because it did not start by what was read.
     fn go_back(&mut self, before: Served) -> io::Result<Child> {
-        let hint = "what the server said of it stands above";
+        let hint = "the messages of the server that failed stand above";
         tracing::error!(
             hint,
-            "configuration not taken: no server starts by it, the one before counts"
+            "new configuration rejected: no server starts with it, the old one stays active"
         );
-        self.notifier.tell(&[], "configuration not taken: no server starts by it");
+        self.notifier.tell(&[], "new configuration rejected: no server starts with it");
         self.served.port.hush();
         self.served = before;
         self.served.start()

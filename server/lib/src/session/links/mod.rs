@@ -255,7 +255,7 @@ impl Links {
         let session = self.events.clone();
         let sent = client.services.workers[worker].send(Command::Adopt { key, id, link, session });
         if let Err(error) = sent {
-            tracing::error!(session = client.id, %error, "worker takes no link");
+            tracing::error!(session = client.id, %error, "no worker accepts the link");
             return;
         }
         if transport == Transport::Verbs {

@@ -328,7 +328,7 @@ fn begin(
         false => Some(owner.take(path, || export.folder.open_folder(&below))?),
     };
     if held.as_ref().is_some_and(|held| Some(held.folder) != root) {
-        let text = format!("{path} was exchanged just now; run it again");
+        let text = format!("{path} was replaced during the request; run the command again");
         return Err(Fault::new(Code::Limit, text));
     }
     if held.is_some() {

@@ -69,9 +69,10 @@ fn make(reach: &ClientView, entry: &NewEntry, over: Over) -> Result<Dropped, Fau
             }
         },
         EntryKind::Symlink { target } => folder.make_symlink(&path, target, keep, over),
-        EntryKind::File | EntryKind::Special => {
-            Err(Fault::new(Code::Protocol, format!("{} is no folder and no link", entry.path)))
-        }
+        EntryKind::File | EntryKind::Special => Err(Fault::new(
+            Code::Protocol,
+            format!("{} is neither a folder nor a symbolic link", entry.path),
+        )),
     }
 }
 
