@@ -262,6 +262,7 @@ async fn a_slot_for_small_files_is_used_again_once_its_window_was_taken_back() {
         if file == 2 {
             scene.service.request(ReadRequest::Release { windows: vec![lease.window] });
             scene.run();
+            assert!(!scene.is_registered(&lease), "the next files would show under its key");
         }
     }
 }
