@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use verbatim_control::{Policy, unix_now};
+use verbatim_proto::Code;
 use verbatim_proto::message::ServerMessage;
-use verbatim_proto::{Code, Fault};
 
 /// How long a session with neither windows nor slots waits for memory.
 const MEMORY_WAIT_MAX: Duration = Duration::from_secs(60);
@@ -25,7 +25,7 @@ impl Session {
     /// second because they expire.
     pub(super) fn check_standing(&self, policy: &watch::Receiver<Arc<Policy>>) -> Result<(), End> {
         let standing = policy.borrow().standing(&self.client.who, unix_now());
-        standing.map_err(|text| End::Refused(Fault::new(Code::NotAuthenticated, text)))
+        standing.map_err(|text| End::refused(Code::NotAuthenticated, text))
     }
 
     /// Whether the session has no job, no held message and no open file.
@@ -40,7 +40,7 @@ impl Session {
     pub(super) fn tick(&mut self, silent: Duration) -> Result<(), End> {
         if self.limits.has_lost_event() {
             let text = "the event queue of this session is full";
-            return Err(End::Refused(Fault::new(Code::Limit, text)));
+            return Err(End::refused(Code::Limit, text));
         }
         self.links.count_lost_before(&self.client, Instant::now());
         self.retry_pins()?;
@@ -57,7 +57,7 @@ impl Session {
         let idle = if self.mirrors.is_open() { idle.max(MIRROR_IDLE_MAX) } else { idle };
         if self.is_idle() && silent > idle {
             let text = format!("nothing was heard for {} s", idle.as_secs());
-            return Err(End::Refused(Fault::new(Code::TimedOut, text)));
+            return Err(End::refused(Code::TimedOut, text));
         }
         Ok(())
     }
@@ -107,7 +107,7 @@ impl Session {
             // `TimedOut` lets its client reconnect.
             PinEvent::Hoarding => {
                 let text = "it kept registered memory for too long unread, and others wait";
-                Err(End::Refused(Fault::new(Code::TimedOut, text)))
+                Err(End::refused(Code::TimedOut, text))
             }
         }
     }
@@ -140,7 +140,7 @@ impl Session {
                      with shorter chunks, or raise limits.memory_mb of the server",
                     MEMORY_WAIT_MAX.as_secs()
                 );
-                return Err(End::Refused(Fault::new(Code::Limit, text)));
+                return Err(End::refused(Code::Limit, text));
             }
             Some(_) => {}
             None if stands => self.client.domain.evict(),

@@ -55,7 +55,7 @@ use verbatim_files::Over;
 use verbatim_proto::message::{CreateFile, LinkId, OpenFile, ServerMessage};
 use verbatim_proto::units::WORKING_SECONDS;
 use verbatim_proto::write::ServerEffect;
-use verbatim_proto::{ClientMessage, Code, Dropped, Fault};
+use verbatim_proto::{ClientMessage, Code, Dropped};
 use verbatim_serve::jobs::Semaphores;
 use verbatim_serve::{EVENTS_MAX, EventPort, Guard, JobLimits, Jobs, ReadOut, ReadService};
 use writing::{WriteEvent, WriteOut, Writing};
@@ -164,7 +164,7 @@ impl Session {
         receiver.lend_from(Arc::new(SessionBudget(self.client.memory.clone())));
         let end = loop {
             if *stopping.borrow() && self.is_idle() {
-                break End::Refused(Fault::new(Code::Stopping, "the server is stopping"));
+                break End::refused(Code::Stopping, "the server is stopping");
             }
             // A client whose messages are not read is not silent.
             heard = if self.accepts_requests() { heard } else { Instant::now() };
@@ -254,10 +254,7 @@ impl Session {
         }
         match message {
             ClientMessage::Hello(_) => {
-                return Err(End::Refused(Fault::new(
-                    Code::Protocol,
-                    "the client sent Hello twice",
-                )));
+                return Err(End::refused(Code::Protocol, "the client sent Hello twice"));
             }
             ClientMessage::Bye => return Err(End::Bye),
             ClientMessage::Attach { link, offer } => {
@@ -308,7 +305,7 @@ impl Session {
         match event {
             Event::Panicked => {
                 let text = "the server failed at a job of this session; its log says where";
-                return Err(End::Refused(Fault::new(Code::Bug, text)));
+                return Err(End::refused(Code::Bug, text));
             }
             Event::Read(event) => self.reading.event(event),
             Event::Write(event) => self.writing.event(&mut self.client, event)?,

@@ -31,7 +31,9 @@ use verbatim_proto::message::{
 };
 use verbatim_proto::mirror::{Edit, TreeScan};
 use verbatim_proto::units::{GRAIN_BYTES, PACK_BYTES_MAX, PAGE_ENTRIES_MAX, RACY_NS, WINDOW_BYTES};
-use verbatim_proto::{Digest, Extent, Filter, Look, MirrorReply, MirrorRequest, Scan, WirePath};
+use verbatim_proto::{
+    Digest, Extent, Fault, Filter, Look, MirrorReply, MirrorRequest, Scan, WirePath,
+};
 use verbatim_serve::link_worker::NOTIFIED_MAX;
 
 mod qp_setup;

@@ -11,7 +11,7 @@ use crate::session::end::End;
 use std::time::Duration;
 use tokio::time::Instant;
 use verbatim_proto::message::{LinkId, ReadRequest, ServerMessage, WriteRequest};
-use verbatim_proto::{ClientMessage, Code, Fault, WirePath};
+use verbatim_proto::{ClientMessage, Code, WirePath};
 
 /// How long links may take to die: longer than a device takes to flush a queue pair.
 const LEAVE_MAX: Duration = Duration::from_secs(20);
@@ -39,7 +39,7 @@ impl HeldMessage {
             return Ok(());
         }
         let text = "links to RDMA ports that an export does not admit do not end";
-        Err(End::Refused(Fault::new(Code::TimedOut, text)))
+        Err(End::refused(Code::TimedOut, text))
     }
 }
 

@@ -156,7 +156,7 @@ impl StagingTrees {
     pub fn publish(&mut self, request: u32, path: &WirePath, changed: bool) -> Result<(), End> {
         let Some(at) = self.trees.iter().position(|it| it.target == *path) else {
             let text = "the client published a tree that is not there";
-            return Err(End::Refused(Fault::new(Code::Protocol, text)));
+            return Err(End::refused(Code::Protocol, text));
         };
         // Removed first: a second exchange would restore the old tree.
         let staging = self.trees.remove(at);

@@ -160,7 +160,7 @@ impl Mirrors {
             }
             MirrorRequest::WalkOnly { only, .. } if only.changes.len() > CHANGES_MAX => {
                 let text = format!("more than {CHANGES_MAX} changes to look at");
-                return Err(End::Refused(Fault::new(Code::Limit, text)));
+                return Err(End::refused(Code::Limit, text));
             }
             MirrorRequest::WalkOnly { request, walk, only } => {
                 self.walk(client, request, walk, WalkScope::Only(Arc::new(Chosen::changed(&only))))?
@@ -286,7 +286,7 @@ impl Mirrors {
     fn count_lock(&mut self) -> Result<(), End> {
         if self.locks.len() + self.trees.count() + self.locks_pending >= LOCKS_MAX {
             let text = format!("a session may hold {LOCKS_MAX} targets");
-            return Err(End::Refused(Fault::new(Code::Limit, text)));
+            return Err(End::refused(Code::Limit, text));
         }
         self.locks_pending += 1;
         Ok(())

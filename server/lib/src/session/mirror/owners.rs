@@ -7,14 +7,14 @@
 
 use crate::session::end::End;
 use verbatim_files::accounts::Accounts;
+use verbatim_proto::Code;
 use verbatim_proto::owners::{OWNERS_MAX, Owner, OwnerName};
-use verbatim_proto::{Code, Fault};
 
 /// Refuses a question about too many accounts.
 pub(super) fn check_count(count: usize) -> Result<(), End> {
     if count > OWNERS_MAX {
         let text = format!("more than {OWNERS_MAX} owners at a time");
-        return Err(End::Refused(Fault::new(Code::Limit, text)));
+        return Err(End::refused(Code::Limit, text));
     }
     Ok(())
 }

@@ -113,7 +113,7 @@ impl Walks {
     ) -> Result<(), End> {
         if self.open.len() >= WALKS_MAX || self.open.contains_key(&request) {
             let text = format!("a session may have {WALKS_MAX} walks");
-            return Err(End::Refused(Fault::new(Code::Limit, text)));
+            return Err(End::refused(Code::Limit, text));
         }
         let memory = client.memory.take(WALK_BYTES);
         let memory = memory.ok_or_else(|| End::Refused(out_of_budget("another walk")))?;
@@ -171,7 +171,7 @@ impl Walks {
             Some(walk) if walk.requested.is_none() => walk.requested = Some(unless),
             _ => {
                 let text = "the client asked for more of a walk that is not open";
-                return Err(End::Refused(Fault::new(Code::Protocol, text)));
+                return Err(End::refused(Code::Protocol, text));
             }
         }
         self.advance(client, disclosed_owners, request)

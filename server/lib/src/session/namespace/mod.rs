@@ -97,7 +97,7 @@ impl Namespace {
     pub fn stat(&self, client: &Client, request: u32, look: Look) -> Result<(), End> {
         if look.paths.len() > LOOK_PATHS_MAX {
             let text = format!("more than {LOOK_PATHS_MAX} paths to look at");
-            return Err(End::Refused(Fault::new(Code::Limit, text)));
+            return Err(End::refused(Code::Limit, text));
         }
         let (reach, with_ties) = (client.reach.clone(), self.ties);
         let bytes = look.paths.len() * ANSWER_BYTES;
@@ -111,7 +111,7 @@ impl Namespace {
     pub fn scan(&mut self, client: &Client, request: u32, scan: ScanRequest) -> Result<(), End> {
         if self.scans.len() >= SCANS_MAX || self.scans.contains_key(&request) {
             let text = format!("a session may have {SCANS_MAX} scans");
-            return Err(End::Refused(Fault::new(Code::Limit, text)));
+            return Err(End::refused(Code::Limit, text));
         }
         self.scans.insert(request, None);
         let (reach, ties) = (client.reach.clone(), self.ties);
@@ -131,7 +131,7 @@ impl Namespace {
         let scan = self.scans.get_mut(&request).and_then(Option::take);
         let Some(scan) = scan else {
             let text = "the client asked for more of a scan that is not open";
-            return Err(End::Refused(Fault::new(Code::Protocol, text)));
+            return Err(End::refused(Code::Protocol, text));
         };
         let over = client.cancel.flag();
         self.jobs.run(move || NamespaceEvent::Page(request, next_page(scan, &over)));
@@ -148,7 +148,7 @@ impl Namespace {
     ) -> Result<(), End> {
         if entries.len() > BATCH_FILES_MAX {
             let text = format!("more than {BATCH_FILES_MAX} entries to make at a time");
-            return Err(End::Refused(Fault::new(Code::Limit, text)));
+            return Err(End::refused(Code::Limit, text));
         }
         self.queue_change(client, request, Change::Make(entries), locks);
         Ok(())
@@ -163,7 +163,7 @@ impl Namespace {
     ) -> Result<(), End> {
         if edits.len() > BATCH_FILES_MAX {
             let text = format!("more than {BATCH_FILES_MAX} changes at a time");
-            return Err(End::Refused(Fault::new(Code::Limit, text)));
+            return Err(End::refused(Code::Limit, text));
         }
         self.queue_change(client, request, Change::Edit(edits), locks);
         Ok(())

@@ -70,7 +70,7 @@ impl Slots {
         count: u16,
     ) -> Result<Vec<NewSlot>, End> {
         let refused = |error: FabricError| {
-            End::Refused(Fault::new(Code::Limit, format!("cannot register slots: {error}")))
+            End::refused(Code::Limit, format!("cannot register slots: {error}"))
         };
         let mut slots = Vec::new();
         let spare_pages = SparePages::new(client.chunk_bytes as usize);
